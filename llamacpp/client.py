@@ -1,0 +1,279 @@
+"""The HTTP API of one llama-server. Shapes: tools/server/README.md of llama.cpp; checked live in the tests."""
+
+from __future__ import annotations
+
+import array
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+
+from llamacpp.errors import EngineBroken, EngineRefused, EngineStarting, EngineUnreachable
+from llamacpp.sse import EventSplitter, data_of
+from llamacpp.wire import Props, SlotFileReport, SlotReport, Timings, error_of
+
+CONNECT_SECONDS = 5.0
+ASK_SECONDS = 10.0
+"""health, props, slots, metrics: answered from the engine's queue between two batches."""
+SLOT_FILE_SECONDS = 600.0
+"""A 60k-token file of an 8B model is 8.8 GB and takes 7-26 s (measured); slow disks take longer."""
+KEEP_ALIVE_SECONDS = 2.0
+"""llama-server drops an idle connection after 5 s (cpp-httplib's default). We drop it first: a request must not meet a
+closing socket."""
+KEEP_ALIVE_CONNECTIONS = 8
+"""An idle connection holds one of llama-server's HTTP threads (slots + 4 of them, then extra ones made on demand)."""
+
+_JSON = {"content-type": "application/json"}
+
+
+class LlamaClient:
+    """One engine. Every method raises EngineUnreachable when there is no connection or it breaks, EngineStarting while
+    the model loads, EngineRefused for any other HTTP error, EngineBroken for an answer that no llama-server sends.
+
+    `base_url` without a path or with the engine's `--api-prefix`; `api_key` is sent as `Authorization: Bearer`;
+    `connections` is the most sockets at a time. Proxies named in the environment are not used, redirects not followed.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, *, connections: int = 256) -> None:
+        headers = {"accept-encoding": "identity", "user-agent": "slotkeeper"}
+        if api_key:
+            headers["authorization"] = f"Bearer {api_key}"
+        self.base_url = base_url.rstrip("/")
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers=headers,
+            trust_env=False,
+            follow_redirects=False,
+            http1=True,
+            http2=False,
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(
+                max_connections=connections,
+                max_keepalive_connections=min(connections, KEEP_ALIVE_CONNECTIONS),
+                keepalive_expiry=KEEP_ALIVE_SECONDS,
+            ),
+        )
+
+    async def aclose(self) -> None:
+        """Closes every connection, running streams included."""
+        await self._http.aclose()
+
+    # --- requests of clients, passed on ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """Sends a model request, yields the answer with its headers read and its body not (`aiter_raw`).
+
+        The status is the caller's to check. No read timeout: a prefill may take minutes. Leaving the context before the
+        body's end closes the socket at once, which is how llama-server learns that nobody listens.
+        Raises EngineUnreachable, also for a break while the caller reads inside the context.
+        """
+        request = self._http.build_request(method, path, content=content, headers={**_JSON, **(headers or {})})
+        try:
+            response = await self._http.send(request, stream=True)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> httpx.Response:
+        """One request and its whole answer, whatever its status. `seconds`: read timeout, None for none."""
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        try:
+            return await self._http.request(
+                method, path, content=content, params=params, headers=headers, timeout=timeout
+            )
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    async def health(self) -> bool:
+        """True when the engine serves (200), False while it loads, refuses, or cannot be reached. Raises nothing."""
+        try:
+            return (await self.request("GET", "/health", seconds=ASK_SECONDS)).status_code == httpx.codes.OK
+        except EngineUnreachable:
+            return False
+
+    async def props(self) -> Props:
+        """GET /props; answered during sleep too, without waking the engine."""
+        return Props.from_json(await self._json("GET", "/props"))
+
+    async def slots(self) -> list[SlotReport]:
+        """GET /slots. EngineRefused(501) when the engine runs with `--no-slots`. Wakes a sleeping engine."""
+        found = await self._json("GET", "/slots")
+        if not isinstance(found, list):
+            raise _broken("GET /slots", found)
+        return [SlotReport.from_json(entry) for entry in found]
+
+    async def metrics(self) -> str:
+        """GET /metrics, Prometheus text. EngineRefused(501) without `--metrics`."""
+        response = await self.request("GET", "/metrics", seconds=ASK_SECONDS)
+        _check(response.status_code, response.content)
+        return response.text
+
+    async def apply_template(self, body: bytes) -> str:
+        """POST /apply-template with a chat body (JSON): the prompt that a chat request would use."""
+        found = await self._json("POST", "/apply-template", body, seconds=None)
+        prompt = found.get("prompt") if isinstance(found, dict) else None
+        if not isinstance(prompt, str):
+            raise _broken("POST /apply-template", found)
+        return prompt
+
+    async def tokenize(self, text: str, *, add_special: bool = False) -> bytes:
+        """POST /tokenize with `parse_special`: packed tokens (little-endian int32, 4 bytes a token)."""
+        body = orjson.dumps({"content": text, "add_special": add_special, "parse_special": True})
+        found = await self._json("POST", "/tokenize", body, seconds=None)
+        try:
+            return pack(found["tokens"])
+        except (TypeError, KeyError, OverflowError) as error:
+            raise _broken("POST /tokenize", found) from error
+
+    # --- slots ----------------------------------------------------------------------------------------------------
+
+    async def save_slot(self, slot: int, filename: str) -> SlotFileReport:
+        """Writes slot `slot` to `filename`, a bare name inside `--slot-save-path`. Every stream stops meanwhile."""
+        found = await self._slot_action(slot, "save", {"filename": filename})
+        return SlotFileReport.from_json(found)
+
+    async def restore_slot(self, slot: int, filename: str) -> SlotFileReport:
+        """Reads `filename` into slot `slot`. A failed restore (EngineRefused 400) leaves the slot empty."""
+        found = await self._slot_action(slot, "restore", {"filename": filename})
+        return SlotFileReport.from_json(found)
+
+    async def erase_slot(self, slot: int) -> int:
+        """Empties slot `slot`; returns how many tokens it held."""
+        found = await self._slot_action(slot, "erase", {})
+        return int(found.get("n_erased", 0))
+
+    async def prime(self, slot: int, tokens: bytes) -> Timings:
+        """Processes exactly the packed `tokens` in slot `slot`, generates nothing, leaves the slot at their end.
+
+        Streamed with progress, so that leaving (cancelling the task) stops the engine within a second.
+        """
+        body = orjson.dumps(
+            {
+                "prompt": unpack(tokens),
+                "n_predict": 0,
+                "cache_prompt": True,
+                "id_slot": slot,
+                "stream": True,
+                "return_progress": True,
+            }
+        )
+        splitter = EventSplitter()
+        async with self.stream("POST", "/completion", body) as response:
+            if response.status_code != httpx.codes.OK:
+                _check(response.status_code, await response.aread())
+            async for chunk in response.aiter_raw():
+                for event in splitter.feed(chunk):
+                    if (timings := _timings_in(event)) is not None:
+                        return timings
+        raise EngineBroken(f"llama-server at {self.base_url} ended POST /completion without its timings; try again.")
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _slot_action(self, slot: int, action: str, body: dict[str, str]) -> dict[str, Any]:
+        path = f"/slots/{slot}"
+        response = await self.request(
+            "POST",
+            path,
+            content=orjson.dumps(body),
+            params={"action": action},
+            headers=_JSON,
+            seconds=SLOT_FILE_SECONDS,
+        )
+        found = _checked_json(f"POST {path}?action={action}", response)
+        if not isinstance(found, dict):
+            raise _broken(f"POST {path}?action={action}", found)
+        return found
+
+    async def _json(
+        self, method: str, path: str, body: bytes | None = None, seconds: float | None = ASK_SECONDS
+    ) -> Any:
+        headers = _JSON if body is not None else None
+        response = await self.request(method, path, content=body, headers=headers, seconds=seconds)
+        return _checked_json(f"{method} {path}", response)
+
+    def _unreachable(self, error: httpx.TransportError) -> EngineUnreachable:
+        why = str(error) or type(error).__name__
+        return EngineUnreachable(f"No answer from llama-server at {self.base_url}: {why}. Is it running?")
+
+
+def pack(tokens: list[int]) -> bytes:
+    """Token ids to packed tokens (little-endian int32). Raises TypeError or OverflowError for what is no token id."""
+    packed = array.array("i", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(packed: bytes) -> list[int]:
+    """Packed tokens to token ids."""
+    tokens = array.array("i")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+def _timings_in(event: bytes) -> Timings | None:
+    """The timings of a stream's last event; raises EngineRefused when the event is the engine's error."""
+    data = data_of(event)
+    if data is None or (b'"timings"' not in data and b'"error"' not in data):
+        return None
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise _broken("POST /completion", data) from error
+    if refused := error_of(found):
+        raise refused
+    return Timings.from_json(found.get("timings"))
+
+
+def _checked_json(what: str, response: httpx.Response) -> Any:
+    _check(response.status_code, response.content)
+    try:
+        return orjson.loads(response.content)
+    except orjson.JSONDecodeError as error:
+        raise _broken(what, response.content) from error
+
+
+def _check(status: int, body: bytes) -> None:
+    if status == httpx.codes.OK:
+        return
+    message = _message_in(body) or f"llama-server answered with HTTP status {status}"
+    if status == httpx.codes.SERVICE_UNAVAILABLE:
+        raise EngineStarting(f"llama-server is not ready: {message}. Try again in a few seconds.")
+    raise EngineRefused(status, body, message)
+
+
+def _message_in(body: bytes) -> str | None:
+    try:
+        refused = error_of(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return None
+    return refused.message if refused else None
+
+
+def _broken(what: str, answer: object) -> EngineBroken:
+    return EngineBroken(
+        f"The answer to {what} is not what llama-server sends ({type(answer).__name__}, {str(answer)[:80]!r}...). "
+        "Check that the upstream URL leads to a llama-server of a supported version."
+    )
