@@ -1,0 +1,45 @@
+# make run   a fresh clone to a serving proxy (embedded engine, demo model)
+# make test  a fresh clone to a green suite
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
+
+.PHONY: run test lint test-native bench clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/.embedded
+	exec $(BIN)/slotkeeper serve --engine embedded $(ARGS)
+
+test: $(VENV)/.test lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+test-native: $(VENV)/.test
+	SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)" $(BIN)/python -m pytest -m native $(ARGS)
+
+bench: $(VENV)/.test
+	$(BIN)/python -m tests.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Slotkeeper needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.embedded: $(VENV)/bin/python $(DEPENDENCIES)
+	$(PIP) install --constraint constraints.txt --editable '.[embedded]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/bin/python $(DEPENDENCIES)
+	$(PIP) install --constraint constraints.txt --editable '.[embedded,test]'
+	@touch $@ $(VENV)/.embedded

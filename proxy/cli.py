@@ -1,0 +1,282 @@
+"""The command `slotkeeper`. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; never a traceback."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+import uvicorn
+import uvloop
+from rich.console import Console
+
+from llamacpp.engines.flags import MODEL_FLAGS, spelled
+from llamacpp.engines.flags import UsageError as EngineUsageError
+from llamacpp.errors import EngineError, EngineSetupError
+from proxy import __version__, control, fetch, logs, snapshots, tenants
+from proxy.config import Settings, load
+from proxy.errors import SlotkeeperError, StoreError, UsageError
+from proxy.flags import with_settings
+from proxy.state_dir import ensure_private_dir
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+# Seconds beyond the exit deadline after which a stop that hangs is cut off; engines die with us (guard in llamacpp).
+_STOP_GRACE = 5.0
+_KEEP_ALIVE = 75  # seconds an idle client connection is kept: agents think for longer than uvicorn's default of 5
+
+app = typer.Typer(
+    name="slotkeeper",
+    help="An HTTP proxy in front of llama-server that makes it compute each prompt token once.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+log = structlog.get_logger()
+
+
+class ServeFailed(Exception):
+    """The server cannot start. The message is one sentence for people."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. Everything after `--` belongs to llama-server."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    try:
+        app(words[:cut], prog_name="slotkeeper", obj=tuple(words[cut + 1 :]))
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        return _explain(error)
+    return DONE
+
+
+def _explain(error: Exception) -> int:
+    """One sentence on stderr, and the exit code that fits."""
+    expected = (ServeFailed, UsageError, StoreError, SlotkeeperError, EngineError, EngineSetupError)
+    if isinstance(error, expected):
+        err.print(f"slotkeeper: {error}", markup=False)
+        return USAGE if isinstance(error, UsageError | EngineUsageError) else FAILED
+    if os.environ.get("SLOTKEEPER_DEBUG"):
+        raise error
+    what = f"{logs.describe(error)} ({logs.places(error)})"
+    err.print(f"slotkeeper: internal error: {what}. SLOTKEEPER_DEBUG=1 shows where it came from.", markup=False)
+    return FAILED
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"slotkeeper {__version__}")
+        raise typer.Exit(DONE)
+
+
+@app.command()
+@with_settings
+def serve(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings; else $SLOTKEEPER_CONFIG")] = None,
+    **given: Any,
+) -> None:
+    """Serve. With no argument: the demo model, fetched on first use. Everything after -- goes to llama-server."""
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
+    flags |= {name: False for name, value in given.items() if value is False}
+    if context.obj:
+        flags["engine_flags"] = context.obj
+    settings = load(flags, config)
+    logs.configure(settings.log_format, settings.log_level)
+    raise typer.Exit(run_server(_with_model(settings)))
+
+
+def _with_model(settings: Settings) -> Settings:
+    """The settings with a model: the one given, the one that a flag after -- names, or the demo model."""
+    if settings.model or settings.upstream or any(spelled(word) in MODEL_FLAGS for word in settings.engine_flags):
+        return settings
+    ensure_private_dir(settings.state_dir)
+    return settings.model_copy(update={"model": fetch.demo_model(settings.models_dir)})
+
+
+# -- the server ------------------------------------------------------------------------------------------------------
+
+
+def run_server(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Raises the sentence-bearing errors of whatever cannot start."""
+    tenants.load(settings.api_key_file)  # a wrong key file stops us before anything is started
+    listener = _listen(settings.host, settings.port)
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, listener))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, so that a port in use is known before an engine is started. Raises ServeFailed."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise ServeFailed(
+            f"'{host}' is no address of this machine ({error.strerror}): choose another --host."
+        ) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ServeFailed(
+            f"Cannot listen on {host} port {port}: {(error.strerror or 'unknown reason').lower()}. "
+            "Stop what listens there, or choose another --port or --host."
+        ) from None
+    return listener
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> int:
+    """Start what the app owns, listen, stop in the reverse order: first no new requests, then engines and files.
+
+    The lifespan is ours to run, not uvicorn's: its errors must reach `main` as sentences, and uvicorn raises captured
+    signals again before a lifespan around it could save anything.
+    """
+    from proxy.app import create_app
+
+    application = create_app(settings)
+    stop = _Stop(settings.exit_deadline_seconds)
+    with stop.on_signals():
+        async with application.router.lifespan_context(application), contextlib.AsyncExitStack() as stack:
+            control = getattr(application.state, "control", None)
+            if control is not None:
+                await stack.enter_async_context(_control(control, settings))
+            server = _server(application, settings)
+            stop.watch(server)
+            host, port = listener.getsockname()[:2]
+            log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
+            await server.serve(sockets=[listener])
+    return stop.exit_code
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, which would end the process before slot files are saved."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `_Stop`."""
+        yield
+
+
+def _server(application: Any, settings: Settings) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            application,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def _control(application: Any, settings: Settings) -> AsyncIterator[None]:
+    """The control application on its own socket in the state directory (mode 0600), for as long as the body runs."""
+    try:
+        listener = control.listen(settings.control_socket)
+    except OSError as error:
+        log.warning("no control socket", path=str(settings.control_socket), reason=error.strerror or str(error))
+        yield
+        return
+    server = _server(application, settings)
+    running = asyncio.create_task(server.serve(sockets=[listener]), name="control socket")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await running
+        settings.control_socket.unlink(missing_ok=True)
+
+
+class _Stop:
+    """SIGTERM and SIGINT: the first asks for an orderly stop, the second for a quick one, and time makes sure."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.exit_code = DONE
+        self._asked = False
+        self._server: _Server | None = None
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Take both signals while the body runs; must be entered inside the event loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def watch(self, server: _Server) -> None:
+        """The server that a signal stops; one that came before the server did counts."""
+        self._server = server
+        server.should_exit = self._asked
+
+    def ask(self, number: int) -> None:
+        """A signal came. Ctrl-C is reported as 130, SIGTERM is how services are stopped and is no failure."""
+        self.exit_code = INTERRUPTED if number == signal.SIGINT else self.exit_code
+        if self._server is not None:
+            self._server.should_exit = True
+            self._server.force_exit = self._asked
+        if not self._asked:
+            self._asked = True
+            log.info("stopping", deadline_seconds=self.deadline)
+            watchdog = threading.Timer(self.deadline + _STOP_GRACE, self._cut_off)
+            watchdog.daemon = True
+            watchdog.start()
+
+    def _cut_off(self) -> None:
+        """A thread, because what hangs may be the event loop."""
+        log.error("stop took too long, ending now", deadline_seconds=self.deadline)
+        os._exit(FAILED)
+
+
+# -- the other commands ----------------------------------------------------------------------------------------------
+
+
+@app.command("fetch-model")
+def fetch_model(
+    name: Annotated[str, typer.Argument(help="which model: demo (SmolLM2-135M-Instruct, 94 MB)")] = "demo",
+) -> None:
+    """Fetch a model, checked by hash, and print where it is."""
+    if name != "demo":
+        raise UsageError(f"No model '{name}' is known here: 'demo' is the one that can be fetched.")
+    print(fetch.demo_model(load().models_dir))
+
+
+@app.command("build-server")
+def build_server(
+    backend: Annotated[str, typer.Option(help="cpu, cuda or metal")] = "cpu",
+) -> None:
+    """Build llama-server from the llama.cpp source in llama-cpp-python's sdist, and print where it is."""
+    if backend not in ("cpu", "cuda", "metal"):
+        raise UsageError(f"--backend {backend}: choose cpu, cuda or metal.")
+    print(fetch.llama_server(backend))
+
+
+app.add_typer(snapshots.app, name="snapshots")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The control socket: where it listens, and the client that `slotkeeper snapshots` speaks through.
+
+Requests, each answered with JSON (the server's side is proxy/api/ops.py): GET /snapshots, GET /snapshots/{id},
+POST /snapshots/{id}/pin, POST /snapshots/{id}/unpin, DELETE /snapshots/{id}, POST /snapshots/prune,
+POST /snapshots/purge.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from proxy.errors import SlotkeeperError
+
+# Bytes of a socket's path: sun_path holds 108 on Linux and 104 on macOS (sys/un.h), with its end mark.
+_LONGEST = 103
+_SECONDS = 60.0  # a purge removes many large files
+
+
+class ControlRefused(SlotkeeperError):
+    """The running server refused; its own sentence."""
+
+
+class NoServer(Exception):
+    """Nobody listens on the control socket: no server runs on this state directory."""
+
+
+def listen(path: Path) -> socket.socket:
+    """A bound socket of mode 0600 at `path`; a stale one is replaced (the state directory's lock is ours). OSError."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        with _short(path) as short:
+            listener.bind(short)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
+
+
+def call(path: Path, method: str, door: str) -> Any:
+    """One request to the running server; its JSON. Raises NoServer, ControlRefused."""
+    if not path.exists():
+        raise NoServer
+    try:
+        with _short(path) as short, httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=_SECONDS) as client:
+            answer = client.request(method, f"http://slotkeeper{door}")
+    except httpx.ConnectError:
+        raise NoServer from None
+    except httpx.HTTPError as error:
+        raise ControlRefused(f"The running server did not answer on {path} ({type(error).__name__}).") from None
+    if answer.is_error:
+        raise ControlRefused(_message(answer))
+    return answer.json()
+
+
+def _message(answer: httpx.Response) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(answer.json()["error"]["message"])
+    return f"The running server answered {answer.status_code}."
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of the path that fits a socket address: on Linux a long directory is reached by its open descriptor."""
+    if len(os.fsencode(path)) <= _LONGEST or not sys.platform.startswith("linux"):
+        yield str(path)
+        return
+    descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)

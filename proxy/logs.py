@@ -1,0 +1,96 @@
+"""Log lines: structlog to stderr, JSON or console. Positions, counts and hashes; never prompt text, never a traceback.
+
+An exception is logged as its type and the places it came through; its message only where it is one of ours, because a
+foreign message can quote what it could not parse (pydantic's does).
+"""
+
+import logging
+import sys
+import traceback
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import structlog
+
+from proxy.errors import SlotkeeperError, StoreError, UsageError
+
+# Names under which text of a prompt or an answer could slip into a line; their values are withheld.
+WITHHELD = frozenset({"arguments", "body", "content", "delta", "messages", "prompt", "system", "text", "tools"})
+_FRAMES = 4  # innermost places that a line names; enough to find the fault, short enough for one line
+EventDict = MutableMapping[str, Any]
+
+
+def configure(
+    log_format: Literal["json", "console"] = "console", level: str = "info", out: TextIO | None = None
+) -> None:
+    """Send every log line of this process, the libraries' too, to `out` (stderr). Call once, at start."""
+    stream = out or sys.stderr
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        withhold_text,
+        name_exception,
+    ]
+    renderer: Any = (
+        structlog.processors.JSONRenderer(sort_keys=False)
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(processors=[_drop_meta, renderer], foreign_pre_chain=shared)
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING if level != "debug" else logging.INFO)
+
+
+def withhold_text(logger: object, method: str, event: EventDict) -> EventDict:
+    """Replace values under names that can hold prompt text by their length."""
+    for name in WITHHELD & event.keys():
+        value = event[name]
+        event[name] = f"<{len(value)} withheld>" if hasattr(value, "__len__") else "<withheld>"
+    return event
+
+
+def name_exception(logger: object, method: str, event: EventDict) -> EventDict:
+    """Turn exc_info into `error` and `where`: one line instead of a traceback."""
+    info = event.pop("exc_info", None)
+    error = sys.exc_info()[1] if info is True else info[1] if isinstance(info, tuple) else info
+    if isinstance(error, BaseException):
+        event["error"] = describe(error)
+        event["where"] = places(error)
+    return event
+
+
+def describe(error: BaseException) -> str:
+    """An exception in words that cannot quote a prompt."""
+    name = type(error).__name__
+    ours = isinstance(error, SlotkeeperError | StoreError | UsageError) or type(error).__module__.startswith(
+        "llamacpp."
+    )
+    if ours:
+        return f"{name}: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{name}: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+    return name
+
+
+def places(error: BaseException) -> str:
+    """The innermost places that an exception came through: `file.py:12 function < file.py:80 caller`."""
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+
+
+def _drop_meta(logger: object, method: str, event: EventDict) -> EventDict:
+    event.pop("_record", None)
+    event.pop("_from_structlog", None)
+    return event

@@ -1,0 +1,217 @@
+"""`slotkeeper snapshots`: through the running server's control socket, else on the store itself.
+
+`Desk` is what both ends share: the control application answers with the same dictionaries.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from proxy.config import Settings, load
+from proxy.control import NoServer, call
+from proxy.errors import NotFound
+from proxy.store_types import Snapshot
+
+if TYPE_CHECKING:
+    from proxy.store import Store
+
+app = typer.Typer(help="Slot files on disk: what is kept, and for which conversation.", no_args_is_help=True)
+StateDir = Annotated[Path | None, typer.Option(help="state directory; else $SLOTKEEPER_STATE_DIR, else the default")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Id = Annotated[str, typer.Argument(help="snapshot id, or the beginning of one", metavar="ID")]
+_SHOWN = (
+    *("id", "kind", "n_tokens", "bytes", "created", "last_used", "pinned", "effective", "reason"),
+    *("tenant", "model", "line", "fingerprint", "file"),
+)
+_COLUMNS = ("id", "kind", "tokens", "size", "used", "model", "line", "reason", "state")
+
+
+class Desk:
+    """What can be done with snapshots, as dictionaries for JSON. Raises NotFound for an id that names none or many."""
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+
+    def listed(self) -> dict[str, Any]:
+        """Every snapshot, newest use first, and how much room they take."""
+        found = sorted(self._store.all(), key=lambda s: -s.last_used)
+        return {
+            "snapshots": [as_dict(snapshot) for snapshot in found],
+            "total_bytes": self._store.total_bytes,
+            "budget_bytes": self._store.budget,
+        }
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """One snapshot."""
+        return as_dict(self._get(name))
+
+    async def pin(self, name: str) -> dict[str, Any]:
+        """Keep a snapshot whatever the budget says."""
+        await self._store.pin(self._get(name).id)
+        return self.shown(name)
+
+    async def unpin(self, name: str) -> dict[str, Any]:
+        """Let a snapshot be evicted again."""
+        await self._store.unpin(self._get(name).id)
+        return self.shown(name)
+
+    async def remove(self, name: str) -> dict[str, Any]:
+        """Delete one snapshot, pinned or not."""
+        snapshot = self._get(name)
+        await self._store.remove(snapshot.id)
+        return {"removed": 1, "bytes": snapshot.bytes}
+
+    async def prune(self) -> dict[str, Any]:
+        """Bring the files within the budget and drop what no record names."""
+        return await self._counted(self._store.prune)
+
+    async def purge(self) -> dict[str, Any]:
+        """Delete every snapshot."""
+        return await self._counted(self._store.purge)
+
+    async def _counted(self, work: Callable[[], Awaitable[object]]) -> dict[str, Any]:
+        count, n_bytes = len(self._store.all()), self._store.total_bytes
+        await work()
+        return {"removed": count - len(self._store.all()), "bytes": n_bytes - self._store.total_bytes}
+
+    def _get(self, name: str) -> Snapshot:
+        snapshot = self._store.get(name)
+        if snapshot is None:
+            raise NotFound(f"No snapshot, or more than one, has an id that begins with '{name}': see `snapshots ls`.")
+        return snapshot
+
+
+def as_dict(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot for JSON: sizes in bytes, times in seconds since 1970."""
+    return {name: getattr(snapshot, name) for name in _SHOWN} | {"dir": str(snapshot.dir)}
+
+
+@app.command("ls")
+def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """List snapshots, the last used first."""
+    answer = _ask(state_dir, "GET", "/snapshots", lambda desk: _now(desk.listed()))
+    if as_json:
+        return _print_json(answer)
+    table = Table(*_COLUMNS, box=None)
+    for snapshot in answer["snapshots"]:
+        table.add_row(*_row(snapshot))
+    out = Console(highlight=False)
+    out.print(table)
+    total, budget = _size(answer["total_bytes"]), _size(answer["budget_bytes"])
+    out.print(f"{len(answer['snapshots'])} snapshots, {total} of {budget}")
+
+
+@app.command()
+def show(name: Id, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Show one snapshot."""
+    answer = _ask(state_dir, "GET", _door(name), lambda desk: _now(desk.shown(name)))
+    if as_json:
+        return _print_json(answer)
+    for field, value in answer.items():
+        print(f"{field:12} {'' if value is None else value}")
+
+
+@app.command()
+def pin(name: Id, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Keep a snapshot whatever the disk budget says."""
+    answer = _ask(state_dir, "POST", _door(name, "/pin"), lambda desk: desk.pin(name))
+    _report(answer, as_json, f"{answer['id']} is pinned.")
+
+
+@app.command()
+def unpin(name: Id, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Let a snapshot be evicted again."""
+    answer = _ask(state_dir, "POST", _door(name, "/unpin"), lambda desk: desk.unpin(name))
+    _report(answer, as_json, f"{answer['id']} is no longer pinned.")
+
+
+@app.command()
+def rm(name: Id, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Delete one snapshot."""
+    answer = _ask(state_dir, "DELETE", _door(name), lambda desk: desk.remove(name))
+    _report(answer, as_json, _removed(answer))
+
+
+@app.command()
+def prune(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Bring slot files within the disk budget; drop what no record names."""
+    answer = _ask(state_dir, "POST", "/snapshots/prune", lambda desk: desk.prune())
+    _report(answer, as_json, _removed(answer))
+
+
+@app.command()
+def purge(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Delete every snapshot."""
+    answer = _ask(state_dir, "POST", "/snapshots/purge", lambda desk: desk.purge())
+    _report(answer, as_json, _removed(answer))
+
+
+def _ask(state_dir: Path | None, method: str, door: str, alone: Callable[[Desk], Awaitable[dict[str, Any]]]) -> Any:
+    """The running server's answer, or what `alone` says on the opened store when none runs."""
+    settings = load({"state_dir": state_dir} if state_dir else {})
+    try:
+        return call(settings.control_socket, method, door)
+    except NoServer:
+        return asyncio.run(_alone(settings, alone))
+
+
+async def _alone(settings: Settings, work: Callable[[Desk], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    from proxy.store import Store
+
+    store = await Store.open(settings.state_dir, budget=settings.disk_budget, max_lines=settings.max_lines)
+    try:
+        await store.add_dir(settings.slots_dir)
+        return await work(Desk(store))
+    finally:
+        await store.close()
+
+
+async def _now(value: dict[str, Any]) -> dict[str, Any]:
+    return value
+
+
+def _door(name: str, tail: str = "") -> str:
+    return f"/snapshots/{quote(name, safe='')}{tail}"
+
+
+def _print_json(answer: Any) -> None:
+    print(json.dumps(answer, indent=2))
+
+
+def _report(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
+    return _print_json(answer) if as_json else print(sentence)
+
+
+def _removed(answer: dict[str, Any]) -> str:
+    return f"{answer['removed']} removed, {_size(answer['bytes'])} freed."
+
+
+def _row(snapshot: dict[str, Any]) -> tuple[str, ...]:
+    state = "pinned" if snapshot["pinned"] else "" if snapshot["effective"] is not False else "ineffective"
+    used = _age(time.time() - snapshot["last_used"])
+    line = (snapshot["line"] or "")[:12]
+    texts = snapshot["id"], snapshot["kind"], f"{snapshot['n_tokens']:,}", _size(snapshot["bytes"]), used
+    return *texts, snapshot["model"], line, snapshot["reason"], state
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.1f} GiB"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now"

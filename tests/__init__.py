@@ -1,0 +1,1 @@
+"""Tests: a module per source module, plus wire/ (real sockets), live/ (real llama-server), fakes/ and data/."""

@@ -1,0 +1,1 @@
+"""Stand-ins for what reality will not do on cue."""
