@@ -18,8 +18,9 @@ from llamacpp.slot_layout import canonical, layout_of, values_close
 
 MAGIC = b"qsgg"
 """LLAMA_FILE_MAGIC_GGSQ (llama.h) as it lies in the file."""
-VERSION = 3
-"""LLAMA_STATE_SEQ_VERSION (llama.h)."""
+OLDEST_VERSION, NEWEST_VERSION = 2, 99
+"""LLAMA_STATE_SEQ_VERSION (llama.h): 3 in llama.cpp 0c1e57098, 4 in b11549. The part read here is the same since 2; a
+later version is taken too: a wrong reading shows when the tokens are compared with those that were saved."""
 PACKED_VERSION = 1
 """SERVER_TOKENS_STATE_VERSION (tools/server/server-common.cpp)."""
 MAX_TOKENS = 1 << 27
@@ -69,8 +70,9 @@ def read_header(path: Path | str) -> SlotFileHeader:
 def is_whole(path: Path | str) -> bool:
     """Whether the KV state ends exactly where the file ends, in a layout that we know.
 
-    False means cut off, or a layout of a model kind that we do not know: compare sizes there. Reads about 12 bytes a
-    token and seeks over the tensors. Raises BadSlotFile as `read_header` does.
+    False means cut off, or a layout of a model kind that we do not know. True is not sure at one length: a file cut
+    right behind its keys looks like one of an MLA cache, which has no values; so compare sizes as well. Reads about 12
+    bytes a token and seeks over the tensors. Raises BadSlotFile as `read_header` does.
     """
     header = read_header(path)
     try:
@@ -107,7 +109,8 @@ def _state_start(data: bytes) -> int | None:
         return None
     magic, version, n_words = _FIXED.unpack_from(data)
     start = _FIXED.size + 4 * n_words
-    return start if (magic, version) == (MAGIC, VERSION) and start <= len(data) else None
+    known = magic == MAGIC and OLDEST_VERSION <= version <= NEWEST_VERSION
+    return start if known and start <= len(data) else None
 
 
 def _header(file: BinaryIO, size: int, path: Path | str) -> SlotFileHeader:
@@ -117,8 +120,8 @@ def _header(file: BinaryIO, size: int, path: Path | str) -> SlotFileHeader:
     magic, version, n_words = _FIXED.unpack(fixed)
     if magic != MAGIC:
         raise BadSlotFile(path, "is not a llama-server slot file")
-    if version != VERSION:
-        raise BadSlotFile(path, f"has version {version}, this build reads version {VERSION}")
+    if not OLDEST_VERSION <= version <= NEWEST_VERSION:
+        raise BadSlotFile(path, f"has version {version}, which no supported llama-server writes")
     header_bytes = _FIXED.size + 4 * n_words
     if n_words > MAX_TOKENS or header_bytes > size:
         raise BadSlotFile(path, f"is cut off: it names {n_words} words of prompt and is {size} bytes long")
@@ -138,7 +141,7 @@ def _unpack(words: bytes, path: Path | str) -> tuple[bytes, bool]:
     version, n_tokens = struct.unpack_from("<II", words, 4)
     end = 12 + 4 * n_tokens
     if version != PACKED_VERSION:
-        raise BadSlotFile(path, f"has a token list of version {version}, this build reads version {PACKED_VERSION}")
+        raise BadSlotFile(path, f"has a token list of version {version}, which no supported llama-server writes")
     if end + 4 > len(words):
         raise BadSlotFile(path, "has a damaged token list")
     (n_media,) = struct.unpack_from("<I", words, end)

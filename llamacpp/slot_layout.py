@@ -3,6 +3,8 @@
 Layouts (little-endian) from llama.cpp 0c1e57098: `llama_kv_cache::state_write` (one per attention cache; SWA models
 have two, hybrid ones an attention and a recurrent part) and `llama_memory_recurrent::state_write`. The file does not
 say which parts it has, so each known form is tried and the first that ends exactly at the end of the data is taken.
+Found by looking at files of b11549 (version 4): 8 more bytes before the tensors of an attention cache, and, for SWA and
+recurrent memory, a section of checkpoints behind the state.
 """
 
 from __future__ import annotations
@@ -46,14 +48,22 @@ class _NotThis(Exception):
 
 @dataclass(frozen=True)
 class _Form:
-    """One guess: recurrent part or attention cache; M-RoPE cells carry 8 more bytes; MLA caches have no V."""
+    """One guess: recurrent part or attention cache; M-RoPE cells carry 8 more bytes (`llama_kv_cell_ext`); version 4
+    has 8 more before the tensors; MLA caches have no V."""
 
     recurrent: bool = False
     cell_extra: int = 0
+    head_extra: int = 0
     has_v: bool = True
 
 
-FORMS = (_Form(), _Form(has_v=False), _Form(cell_extra=8), _Form(cell_extra=8, has_v=False), _Form(recurrent=True))
+FORMS = (
+    *(_Form(cell_extra=c, head_extra=h, has_v=v) for c in (0, 8) for h in (0, 8) for v in (True, False)),
+    _Form(recurrent=True),
+)
+CHECKPOINTS = b"SCKP"
+CHECKPOINT_HEAD = 8
+"""Bytes before the state inside a checkpoint's block: a mark and the sequence number."""
 
 
 def layout_of(file: BinaryIO, start: int, end: int) -> Layout | None:
@@ -114,7 +124,9 @@ class _Reader:
 
 def _walk(reader: _Reader, at: int, so_far: Layout, depth: int) -> Layout | None:
     if at == reader.end:
-        return so_far
+        return so_far if depth else None
+    if depth and reader.end - at >= 12 and reader.take(at, 4) == CHECKPOINTS:
+        return _checkpoints(reader, at, so_far)
     if depth == 4:  # base and SWA attention, recurrent, one to spare
         return None
     for form in FORMS:
@@ -127,6 +139,34 @@ def _walk(reader: _Reader, at: int, so_far: Layout, depth: int) -> Layout | None
         if (found := _walk(reader, stop, joined, depth + 1)) is not None:
             return found
     return None
+
+
+def _checkpoints(reader: _Reader, at: int, so_far: Layout) -> Layout | None:
+    """Version 1, count, then for each: n_tokens (8 bytes), pos_min, pos_max, three sized blocks, the first a state."""
+    _, count = reader.fields(at + 4, "<II")
+    at += 12
+    try:
+        for _ in range(count):
+            at += 16
+            for _ in range(3):
+                (size,) = reader.fields(at, "<Q")
+                at += 8 + size
+                if at > reader.end:
+                    return None
+                if size > CHECKPOINT_HEAD:
+                    _checkpoint(reader, at - size, at, so_far)
+    except _NotThis:
+        return None
+    so_far.end = at
+    return so_far if at == reader.end else None
+
+
+def _checkpoint(reader: _Reader, at: int, end: int, so_far: Layout) -> None:
+    """Add a checkpoint's tensors; one of unknown form adds none, so that its bytes are compared as they are."""
+    inner = _walk(_Reader(reader.file, end), at + CHECKPOINT_HEAD, Layout(end=end), depth=0)
+    if inner is not None:
+        so_far.tensors += inner.tensors
+        so_far.sequence_ids += [at + 4, *inner.sequence_ids]
 
 
 def _attention(reader: _Reader, at: int, part: Layout, form: _Form) -> int:
@@ -158,9 +198,9 @@ def _cells(reader: _Reader, at: int, n_cells: int, part: Layout, form: _Form) ->
 
 def _keys_and_values(reader: _Reader, at: int, n_cells: int, part: Layout, form: _Form) -> int:
     transposed, n_layers = reader.fields(at, "<II")
-    if transposed > 1 or not 1 <= n_layers <= MAX_LAYERS:
+    if transposed > 1 or not 0 <= n_layers <= MAX_LAYERS:
         raise _NotThis
-    at += 8
+    at += 8 + form.head_extra
     for _ in range(n_layers):
         at = _rows(reader, at, n_cells, part)
     if form.has_v:
@@ -179,11 +219,11 @@ def _recurrent(reader: _Reader, at: int, part: Layout) -> int:
             raise _NotThis
     at += 4 + 8 * n_cells
     transposed, n_layers = reader.fields(at, "<II")
-    if transposed or not 1 <= n_layers <= MAX_LAYERS:
+    if transposed or not 0 <= n_layers <= MAX_LAYERS:
         raise _NotThis
     at += 8
     for _ in range(2 * n_layers):
-        if at == reader.end:
+        if at == reader.end or reader.take(at, 4) == CHECKPOINTS:
             break
         at = _rows(reader, at, n_cells, part)
     return at
@@ -212,8 +252,12 @@ def _close(kind: int, a: bytes, b: bytes) -> bool:
     if kind not in (F32, F16, BF16):
         return False
     one, two = list(_values(kind, a)), list(_values(kind, b))
-    floor = math.sqrt(sum(x * x for x in one) / len(one))
+    floor = min(_root_mean_square(one), _root_mean_square(two))
     return all(abs(x - y) <= TOLERANCE * max(abs(x), abs(y), floor) for x, y in zip(one, two, strict=True))
+
+
+def _root_mean_square(values: list[float]) -> float:
+    return math.sqrt(sum(x * x for x in values) / len(values))
 
 
 def _values(kind: int, data: bytes) -> Iterator[float]:
