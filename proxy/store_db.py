@@ -1,0 +1,250 @@
+"""state.db: the snapshot index, the ledgers and the recent requests in SQLite. Used by the store's writer thread
+only.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TypeVar
+
+from proxy.errors import StoreError
+from proxy.state_dir import PRIVATE_FILE, explain_os_error
+from proxy.store_types import Row, Snapshot
+
+SCHEMA_VERSION = 1
+COMPANIONS = ("", "-wal", "-shm")  # the files that SQLite keeps beside a database in WAL mode
+BUSY_TIMEOUT_SECONDS = 2.0  # a person's `sqlite3 state.db` may read beside us; the flock keeps other proxies out
+
+SNAPSHOT_COLUMNS = tuple(column.name for column in fields(Snapshot))
+_SCHEMA = """
+CREATE TABLE snapshots (
+    id TEXT PRIMARY KEY, file TEXT NOT NULL, dir TEXT NOT NULL, fingerprint TEXT NOT NULL, tenant TEXT NOT NULL,
+    model TEXT NOT NULL, kind TEXT NOT NULL, line TEXT, n_tokens INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    created REAL NOT NULL, last_used REAL NOT NULL, pinned INTEGER NOT NULL, effective INTEGER, reason TEXT NOT NULL
+);
+CREATE TABLE ledgers (seq INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
+CREATE TABLE requests (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
+"""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Batch:
+    """Write-behind work: the newest value per key; `ledgers[line]` None deletes it. Keys in order of their last put."""
+
+    ledgers: dict[str, bytes | None] = field(default_factory=dict)
+    requests: dict[str, bytes] = field(default_factory=dict)
+    last_used: dict[str, float] = field(default_factory=dict)
+    effective: dict[str, bool] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.ledgers or self.requests or self.last_used or self.effective)
+
+    def put_back(self, older: Batch, *, max_lines: int, max_requests: int) -> None:
+        """Merge a batch that could not be written under this newer one, within the bounds that the database has."""
+        self.ledgers = _newest(older.ledgers, self.ledgers, max_lines)
+        self.requests = _newest(older.requests, self.requests, max_requests)
+        self.last_used = older.last_used | self.last_used
+        self.effective = older.effective | self.effective
+
+
+def _newest(older: dict[str, T], newer: dict[str, T], limit: int) -> dict[str, T]:
+    """Both, the keys of `newer` last, cut to the last `limit`."""
+    merged = {key: value for key, value in older.items() if key not in newer} | newer
+    return dict(list(merged.items())[-limit:])
+
+
+class StateDb:
+    """One open state.db. Every method raises StoreError (a sentence) or `Corrupt`, never sqlite3's own errors."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Open or create `path`; None: in memory. Raises StoreError (newer version, unusable), Corrupt."""
+        self.path = path
+        with self._explained():
+            if path is not None:
+                _make_private(path)
+            self._db = sqlite3.connect(
+                path or ":memory:", timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._explained():
+                self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        # quick_check reads the whole file (at most some 100 MB, at start only): a damaged page is found now, not in
+        # mid-turn
+        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(str(verdict))
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer Slotkeeper (its version {version}, this one reads up to "
+                f"{SCHEMA_VERSION}): upgrade Slotkeeper, or choose another --state-dir."
+            )
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")  # WAL: a power cut may lose the last commits, never the file
+        self._db.execute("PRAGMA secure_delete=ON")  # what a person had deleted must not stay in free pages
+        if version == 0:
+            self._create()
+
+    def _create(self) -> None:
+        # one transaction, so that a process killed in between leaves version 0 and no tables
+        self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as err:
+            raise StoreError(f"Cannot use {explain_os_error(err, self.path or Path('state.db'))}.") from err
+        except sqlite3.Error as err:
+            raise self._explanation(err) from err
+
+    def _explanation(self, err: sqlite3.Error) -> StoreError:
+        code = getattr(err, "sqlite_errorcode", None)
+        primary = code & 0xFF if code is not None else None
+        # quick_check's verdict has no code: it is damage too
+        damage_codes = (None, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        damaged = type(err) is sqlite3.DatabaseError and primary in damage_codes
+        if damaged or "already exists" in str(err) or "no such" in str(err):
+            return Corrupt(f"{self.path} is damaged ({err}).")
+        advice = {
+            sqlite3.SQLITE_FULL: "the disk is full: free some space",
+            sqlite3.SQLITE_READONLY: "make it writable for this user, or choose another --state-dir",
+            sqlite3.SQLITE_CANTOPEN: "make it writable for this user, or choose another --state-dir",
+            sqlite3.SQLITE_BUSY: "another process holds it: end the program that has it open",
+            sqlite3.SQLITE_IOERR: "reading or writing failed: check the disk and its free space",
+        }.get(primary or 0, "check the disk, or choose another --state-dir")
+        return StoreError(f"Cannot use {self.path or 'the database in memory'} ({err}); {advice}.")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def put_snapshots(self, rows: Iterable[Row]) -> None:
+        """Record snapshots (rows in the order of SNAPSHOT_COLUMNS); one with a known id replaces it."""
+        marks = ",".join("?" * len(SNAPSHOT_COLUMNS))
+        with self._transaction() as db:
+            db.executemany(f"INSERT OR REPLACE INTO snapshots ({','.join(SNAPSHOT_COLUMNS)}) VALUES ({marks})", rows)
+
+    def snapshot_rows(self) -> list[Row]:
+        """All recorded snapshots, in the order of SNAPSHOT_COLUMNS."""
+        with self._explained():
+            return self._db.execute(f"SELECT {','.join(SNAPSHOT_COLUMNS)} FROM snapshots").fetchall()
+
+    def delete_snapshots(self, ids: Iterable[str]) -> None:
+        """Forget records; unknown ids are ignored."""
+        with self._transaction() as db:
+            db.executemany("DELETE FROM snapshots WHERE id=?", [(id_,) for id_ in ids])
+
+    def set_pinned(self, id_: str, pinned: bool) -> None:
+        """Pin or unpin one record."""
+        with self._transaction() as db:
+            db.execute("UPDATE snapshots SET pinned=? WHERE id=?", (pinned, id_))
+
+    def write(self, batch: Batch, *, max_lines: int, max_requests: int) -> None:
+        """One transaction for a whole batch; then the oldest ledgers and requests beyond the bounds go."""
+        with self._transaction() as db:
+            _upsert(db, "ledgers", "line", batch.ledgers, max_lines)
+            _upsert(db, "requests", "id", batch.requests, max_requests)
+            db.executemany("UPDATE snapshots SET last_used=? WHERE id=?", [(v, k) for k, v in batch.last_used.items()])
+            db.executemany("UPDATE snapshots SET effective=? WHERE id=?", [(v, k) for k, v in batch.effective.items()])
+
+    def ledgers(self) -> list[tuple[str, bytes]]:
+        """(line, record), the least recently put first."""
+        with self._explained():
+            return self._db.execute("SELECT line, record FROM ledgers ORDER BY seq").fetchall()
+
+    def requests(self) -> list[tuple[str, bytes]]:
+        """(id, record), the oldest first."""
+        with self._explained():
+            return self._db.execute("SELECT id, record FROM requests ORDER BY seq").fetchall()
+
+    def clear(self) -> None:
+        """Delete everything, and leave nothing of it in free pages or the write-ahead log."""
+        with self._transaction() as db:
+            for table in ("snapshots", "ledgers", "requests"):
+                db.execute(f"DELETE FROM {table}")
+        self.scrub()
+        with self._explained():
+            self._db.execute("VACUUM")
+        self.scrub()
+
+    def scrub(self) -> None:
+        """Empty the write-ahead log, which still holds deleted rows until it is overwritten."""
+        with self._explained():
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def close(self) -> None:
+        """Close; the last connection folds the write-ahead log into the database."""
+        self._db.close()
+
+
+class Corrupt(StoreError):
+    """The database file is damaged: move it aside and start anew."""
+
+
+def _upsert(
+    db: sqlite3.Connection, table: str, key: str, values: dict[str, bytes] | dict[str, bytes | None], limit: int
+) -> None:
+    gone = [(k,) for k, v in values.items() if v is None]
+    kept = [(k, v) for k, v in values.items() if v is not None]
+    db.executemany(f"DELETE FROM {table} WHERE {key}=?", gone)
+    # a replaced row takes a new seq: "oldest" means least recently put
+    db.executemany(f"INSERT OR REPLACE INTO {table} ({key}, record) VALUES (?, ?)", kept)
+    if kept:
+        db.execute(
+            f"DELETE FROM {table} WHERE seq IN (SELECT seq FROM {table} ORDER BY seq DESC LIMIT -1 OFFSET ?)", (limit,)
+        )
+
+
+def _make_private(path: Path) -> None:
+    """SQLite creates its companions with the database's own mode, so the database must exist as 0600 first."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+    for suffix in COMPANIONS:
+        companion = path.with_name(path.name + suffix)
+        if companion.exists():
+            companion.chmod(PRIVATE_FILE)
+
+
+def move_aside(path: Path) -> Path:
+    """Rename a damaged database to `state.db.corrupt-<UTC time>`; earlier such copies are deleted (one is kept).
+
+    Returns the new path. Raises StoreError when the directory cannot be written.
+    """
+    aside = path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
+    try:
+        delete_moved_aside(path)
+        for suffix in COMPANIONS:
+            source = path.with_name(path.name + suffix)
+            if source.exists():
+                source.chmod(PRIVATE_FILE)
+                source.rename(aside.with_name(aside.name + suffix))
+    except OSError as err:
+        raise StoreError(f"Cannot move a damaged state.db aside: {explain_os_error(err, path)}.") from err
+    return aside
+
+
+def delete_moved_aside(path: Path) -> None:
+    """Delete the damaged copies of `path`: they are transcripts as well."""
+    for old in path.parent.glob(f"{path.name}.corrupt-*"):
+        old.unlink(missing_ok=True)
