@@ -1,4 +1,4 @@
-"""The changes to snapshots: scanning, room, publication, eviction. `proxy/store.py` adds ledgers, requests and its life."""
+"""Changes to snapshots: scanning, room, publication, eviction. `proxy/store.py` adds ledgers, requests and its life."""
 
 from __future__ import annotations
 
