@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
+from llamacpp.engines.build import BACKENDS
 from llamacpp.engines.flags import MODEL_FLAGS, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
 from llamacpp.errors import EngineError, EngineSetupError
@@ -271,9 +272,10 @@ def build_server(
     backend: Annotated[str, typer.Option(help="cpu, cuda or metal")] = "cpu",
 ) -> None:
     """Build llama-server from the llama.cpp source in llama-cpp-python's sdist, and print where it is."""
-    if backend not in ("cpu", "cuda", "metal"):
-        raise UsageError(f"--backend {backend}: choose cpu, cuda or metal.")
-    print(fetch.llama_server(backend))
+    chosen = next((known for known in BACKENDS if known == backend), None)
+    if chosen is None:
+        raise UsageError(f"--backend {backend}: choose {', '.join(BACKENDS)}.")
+    print(fetch.llama_server(chosen))
 
 
 app.add_typer(snapshots.app, name="snapshots")

@@ -5,34 +5,38 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from llamacpp.engines.build import Backend
+from llamacpp.engines.build import build_server as build
+from llamacpp.engines.download import Progress as Moved
+from llamacpp.engines.models import fetch_demo
 
 
 def demo_model(models_dir: Path) -> Path:
     """SmolLM2-135M-Instruct in `models_dir`, fetched when it is not there. Raises EngineSetupError."""
-    from llamacpp.engines.models import fetch_demo
-
-    with _bar("demo model (94 MB)") as bar:
-        return fetch_demo(models_dir, bar)
+    with _bar("demo model") as moved:
+        return fetch_demo(models_dir, moved)
 
 
-def llama_server(backend: str) -> Path:
+def llama_server(backend: Backend) -> Path:
     """The binary for `backend`, built when its cache is empty. Raises EngineSetupError."""
-    from llamacpp.engines.build import build_server
-
-    with _bar(f"llama-server ({backend})") as bar:
-        return build_server(backend, bar)
+    with _bar(f"llama-server ({backend})") as moved:
+        return build(backend, moved)
 
 
 @contextmanager
-def _bar(text: str) -> Iterator[object]:
-    """A callback (done, total, what) that moves a bar on a terminal, and says nothing elsewhere."""
-    console = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+def _bar(text: str) -> Iterator[Moved]:
+    """A callback (what, done, total) that moves a bar on a terminal; elsewhere each new `what` is one line."""
+    console = Console(stderr=True, highlight=False)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(text, total=None)
+        task, said = progress.add_task(text, total=None), set[str]()
 
-        def moved(done: int, total: int | None = None, what: str | None = None) -> None:
-            progress.update(task, completed=done, total=total, description=f"{text}: {what}" if what else text)
+        def moved(what: str, done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total or None, description=f"{text}: {what}")
+            if not console.is_terminal and what not in said:
+                said.add(what)
+                console.print(f"{text}: {what}", markup=False)
 
         yield moved

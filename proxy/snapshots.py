@@ -17,11 +17,12 @@ from rich.table import Table
 
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
-from proxy.errors import NotFound
+from proxy.errors import NotFound, StoreError
 from proxy.store_types import Snapshot
+from proxy.tenants import load as load_tenants
 
 if TYPE_CHECKING:
-    from proxy.store import Store
+    from proxy.store import PruneReport, Store
 
 app = typer.Typer(help="Slot files on disk: what is kept, and for which conversation.", no_args_is_help=True)
 StateDir = Annotated[Path | None, typer.Option(help="state directory; else $SLOTKEEPER_STATE_DIR, else the default")]
@@ -55,38 +56,34 @@ class Desk:
 
     async def pin(self, name: str) -> dict[str, Any]:
         """Keep a snapshot whatever the budget says."""
-        await self._store.pin(self._get(name).id)
-        return self.shown(name)
+        return as_dict(await self._store.pin(self._get(name).id))
 
     async def unpin(self, name: str) -> dict[str, Any]:
         """Let a snapshot be evicted again."""
-        await self._store.unpin(self._get(name).id)
-        return self.shown(name)
+        return as_dict(await self._store.unpin(self._get(name).id))
 
     async def remove(self, name: str) -> dict[str, Any]:
         """Delete one snapshot, pinned or not."""
-        snapshot = self._get(name)
-        await self._store.remove(snapshot.id)
-        return {"removed": 1, "bytes": snapshot.bytes}
+        gone = await self._store.remove(self._get(name).id)
+        return {"removed": 1, "orphans": 0, "bytes": gone.bytes}
 
     async def prune(self) -> dict[str, Any]:
         """Bring the files within the budget and drop what no record names."""
-        return await self._counted(self._store.prune)
+        return _report_of(await self._store.prune())
 
     async def purge(self) -> dict[str, Any]:
         """Delete every snapshot."""
-        return await self._counted(self._store.purge)
-
-    async def _counted(self, work: Callable[[], Awaitable[object]]) -> dict[str, Any]:
-        count, n_bytes = len(self._store.all()), self._store.total_bytes
-        await work()
-        return {"removed": count - len(self._store.all()), "bytes": n_bytes - self._store.total_bytes}
+        return _report_of(await self._store.purge())
 
     def _get(self, name: str) -> Snapshot:
-        snapshot = self._store.get(name)
-        if snapshot is None:
-            raise NotFound(f"No snapshot, or more than one, has an id that begins with '{name}': see `snapshots ls`.")
-        return snapshot
+        try:
+            return self._store.get(name)
+        except StoreError as error:
+            raise NotFound(str(error)) from None
+
+
+def _report_of(report: "PruneReport") -> dict[str, Any]:
+    return {"removed": report.snapshots, "orphans": report.orphans, "bytes": report.bytes}
 
 
 def as_dict(snapshot: Snapshot) -> dict[str, Any]:
@@ -166,7 +163,10 @@ def _ask(state_dir: Path | None, method: str, door: str, alone: Callable[[Desk],
 async def _alone(settings: Settings, work: Callable[[Desk], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
     from proxy.store import Store
 
-    store = await Store.open(settings.state_dir, budget=settings.disk_budget, max_lines=settings.max_lines)
+    owners = load_tenants(settings.api_key_file).names
+    store = await Store.open(
+        settings.state_dir, budget=settings.disk_budget, max_lines=settings.max_lines, adopt_for=owners
+    )
     try:
         await store.add_dir(settings.slots_dir)
         return await work(Desk(store))
@@ -191,7 +191,8 @@ def _report(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
 
 
 def _removed(answer: dict[str, Any]) -> str:
-    return f"{answer['removed']} removed, {_size(answer['bytes'])} freed."
+    orphans = f" and {answer['orphans']} without a record" if answer["orphans"] else ""
+    return f"{answer['removed']} removed{orphans}, {_size(answer['bytes'])} freed."
 
 
 def _row(snapshot: dict[str, Any]) -> tuple[str, ...]:

@@ -29,6 +29,11 @@ class Tenants:
         """Whether a key is asked for at all."""
         return self.by_digest is not None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Every tenant there is."""
+        return frozenset({LOCAL} if self.by_digest is None else self.by_digest.values())
+
     def tenant_of(self, key: str | None) -> str:
         """The tenant that the key belongs to. Raises Unauthorised.
 
