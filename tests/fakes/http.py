@@ -137,8 +137,8 @@ class Server:
                 answer = Answer(writer)
                 await self._handler(request, answer)
                 await answer.end()
-        except (Broken, ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (Broken, ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # cancelled only by `__aexit__`; the stream protocol would log it
         finally:
             self._tasks.discard(task)
             self._writers.discard(writer)

@@ -1,6 +1,7 @@
 """How the fake llama-server runs one model request: prefill, events, answer, and what was cued for it."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -8,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes.http import Answer, Broken
+
+
+class Ended(Exception):
+    """The stream ends here, in good order: an error event was its last."""
 
 
 @dataclass
@@ -59,6 +64,10 @@ class Run:
         if not self.body.get("stream"):
             return await self._whole(answer)
         await answer.begin_events()
+        with contextlib.suppress(Ended):
+            await self._stream(answer)
+
+    async def _stream(self, answer: Answer) -> None:
         await self._prefill(answer)
         if self.kind == "chat":
             await self._event(answer, _chat_delta({"role": "assistant", "content": None}))
@@ -95,8 +104,7 @@ class Run:
         if number == cue.error_at:
             error = cue.error or {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}
             await answer.send(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
-            await answer.end()
-            raise Broken
+            raise Ended
 
     def _settle(self) -> None:
         self.slot.tokens = self.tokens + [self.tokens_of(word)[0] for word in self.words[:-1]]

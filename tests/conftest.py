@@ -1,0 +1,110 @@
+"""Fixtures that several test modules share: tiny models, real engines, the real proxy."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from llamacpp.engines import EngineSpec
+from llamacpp.engines.build import built_servers
+from llamacpp.engines.cache import cache_dir
+from llamacpp.engines.models import fetch_demo
+from tests import servers
+from tests.servers import ONE_THREAD, LiveEngine, ProxyServer
+
+TINY = Path(__file__).with_name("tiny_models.py")
+StartEngine = Callable[..., Awaitable[LiveEngine]]
+StartProxy = Callable[..., Awaitable[ProxyServer]]
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """SmolLM2-135M-Instruct, fetched once into the cache directory."""
+    return fetch_demo(cache_dir() / "models")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(demo_model: Path) -> dict[str, Path]:
+    """dense, swa and hybrid: random weights, real cache behaviour. Made once per version of their script."""
+    version = sha256(TINY.read_bytes() + demo_model.name.encode()).hexdigest()[:12]
+    place = cache_dir() / f"tiny-models-{version}"
+    if not place.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=place.parent) as made:
+            subprocess.run([sys.executable, str(TINY), str(demo_model), f"{made}/new"], check=True, capture_output=True)
+            Path(made, "new").rename(place)
+    return {kind: place / f"{kind}.gguf" for kind in ("dense", "swa", "hybrid")}
+
+
+@pytest.fixture
+def engine_kind(request: pytest.FixtureRequest) -> str:
+    """ "binary" (engine A) in tests marked native, else "embedded" (engine B)."""
+    return "binary" if request.node.get_closest_marker("native") else "embedded"
+
+
+@pytest.fixture(scope="session")
+def native_server() -> Path:
+    """Engine A. `make test-native` builds it and names it; otherwise one that was built before."""
+    named = os.environ.get("SLOTKEEPER_TEST_SERVER")
+    found = [Path(named)] if named else list(built_servers())
+    assert found, "no llama-server was built: run `make test-native`, or set SLOTKEEPER_TEST_SERVER"
+    return found[0]
+
+
+@pytest.fixture
+async def live_engine(
+    request: pytest.FixtureRequest, engine_kind: str, tiny_models: dict[str, Path], tmp_path: Path
+) -> AsyncIterator[StartEngine]:
+    """Start real engines: `engine = await live_engine("dense", parallel=2, ctx_size=4096, extra=("--swa-full",))`."""
+    binary = request.getfixturevalue("native_server") if engine_kind == "binary" else None
+    async with AsyncExitStack() as stack:
+
+        async def start(model: str | Path = "dense", *, extra: tuple[str, ...] = (), **options: Any) -> LiveEngine:
+            state_dir = options.pop("state_dir", tmp_path / f"engine-{len(started)}")
+            state_dir.mkdir(parents=True, exist_ok=True)
+            options = {"parallel": 2, "ctx_size": 4096, "slot_dir": state_dir / "slots"} | options
+            path = tiny_models[model] if isinstance(model, str) else model
+            spec = EngineSpec(model=path, kind=engine_kind, llama_server=binary, extra=(*ONE_THREAD, *extra), **options)
+            engine = await servers.start_engine(spec, state_dir)
+            started.append(engine)
+            stack.push_async_callback(engine.stop)
+            return engine
+
+        started: list[LiveEngine] = []
+        yield start
+
+
+@pytest.fixture
+async def proxy_server(
+    request: pytest.FixtureRequest, engine_kind: str, tiny_models: dict[str, Path], tmp_path: Path
+) -> AsyncIterator[StartProxy]:
+    """Start the real command and wait until it is ready.
+
+    `proxy = await proxy_server("--parallel", "2", model="dense")` has an engine of its own (one thread);
+    `await proxy_server("--upstream", fake.url)` has none. `wait=False` returns while it still starts.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            *arguments: str, model: str | None = None, state_dir: Path | None = None, wait: bool = True, **options: Any
+        ) -> ProxyServer:
+            words = list(arguments)
+            if model is not None:
+                words += ["--model", str(tiny_models[model]), "--engine", engine_kind]
+                options["engine_flags"] = (*ONE_THREAD, *options.get("engine_flags", ()))
+                if engine_kind == "binary":
+                    words += ["--llama-server", str(request.getfixturevalue("native_server"))]
+            proxy = await servers.start_proxy(words, state_dir or tmp_path / "state", **options)
+            stack.push_async_callback(proxy.stop)
+            if wait:
+                await proxy.ready()
+            return proxy
+
+        yield start
