@@ -1,10 +1,11 @@
-"""Child engines: `start(spec)` gives a running llama-server on loopback that only we can talk to, and that dies with us.
+"""Child engines: `start(spec)` gives a llama-server on loopback that only we can talk to, and that dies with us.
 
 Standard library only, because the embedded child imports this package too. Attached engines: `attached`.
 """
 
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -30,7 +31,9 @@ __all__ = ["Child", "EngineSpec", "UsageError", "choose", "refuse_reserved", "st
 class Child:
     """One running engine of ours. It may still be loading its model: ask its /health."""
 
-    def __init__(self, run: Process, kind: str, port: int, api_key: str, build: str, spec: EngineSpec, pid_file: Path):
+    def __init__(
+        self, run: Process, spec: EngineSpec, *, kind: str, port: int, api_key: str, build: str, pid_file: Path
+    ) -> None:
         self._process = run
         self._pid_file = pid_file
         self.kind = kind
@@ -75,10 +78,21 @@ class Child:
 
 
 def last_words(tail: str) -> str:
-    """The most telling line of a log: the last that speaks of an error, else the last of all; at most 400 characters."""
-    lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower() or "failed" in line.lower()]
-    return (errors or lines or [""])[-1][:400]
+    """What a log's end says of the reason: the first line of the last run of error lines, without the time; or ""."""
+    block: list[str] = []
+    for line in reversed(tail.splitlines()):
+        if _ERROR_LINE.search(line):
+            block.append(line)
+        elif block and line.strip() and len(block) > 1:
+            break
+    return _LOG_PREFIX.sub("", block[-1]).strip()[:400] if block else ""
+
+
+# llama.cpp's log: minutes.seconds.milliseconds.microseconds, then a level letter (common/log.cpp).
+_LOG_PREFIX = re.compile(r"^[\d.]+ [A-Z] +(srv|cmn|slot|que)? *")
+_ERROR_LINE = re.compile(
+    r"^[\d.]+ E |error:|Error:|cannot run|terminate called|GGML_ASSERT|out of memory", re.IGNORECASE
+)
 
 
 def choose(spec: EngineSpec, built: tuple[Path, ...] = ()) -> binary.Binary | None:
@@ -125,7 +139,8 @@ async def start(
         kind, build, stdin = "binary", f"llama-server {found.version}", None
         program = [str(found.path.absolute()), *argv_for_binary(spec, found.help_text, port)]
     run = process.spawn(program, environment=environment, stdin=stdin, log_file=spec.log_file, on_line=on_line)
-    return Child(run, kind, port, key, build, spec, leftovers.record(state_dir, run.pid, port))
+    pid_file = leftovers.record(state_dir, run.pid, port)
+    return Child(run, spec, kind=kind, port=port, api_key=key, build=build, pid_file=pid_file)
 
 
 def check_models(spec: EngineSpec) -> None:

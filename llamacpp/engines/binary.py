@@ -42,7 +42,7 @@ def find(path: Path | None = None, *, also: Iterable[Path] = ()) -> Binary | Non
 
 
 def inspect(path: Path) -> Binary:
-    """Ask the program for its help and version. Raises EngineSetupError when it is not a llama-server that we can use."""
+    """Ask the program for its help and version. Raises EngineSetupError when it is no llama-server that we can use."""
     if not path.is_file():
         raise EngineSetupError(f"No llama-server at {path}. Give the path of the program with --llama-server.")
     if not os.access(path, os.X_OK):
@@ -63,10 +63,9 @@ def _version(text: str) -> str:
 
 
 def _output(path: Path, flag: str) -> str:
+    command = [str(path.absolute()), flag]
     try:
-        done = subprocess.run(
-            [str(path.absolute()), flag], capture_output=True, stdin=subprocess.DEVNULL, timeout=HELP_TIMEOUT, check=False
-        )
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HELP_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no answer to {flag} in {HELP_TIMEOUT:.0f} s"
         raise EngineSetupError(f"{path} does not run: {reason}. Give another --llama-server.") from error

@@ -1,6 +1,6 @@
 """The embedded engine: xllamacpp's llama-server in a process of its own.
 
-`python -m llamacpp.engines.embedded` reads one JSON object (dotted CommonParams names -> values) from standard input
+`python -m llamacpp.engines` reads one JSON object (dotted CommonParams names -> values) from standard input
 and LLAMA_API_KEY from the environment, serves until it is killed, and writes llama.cpp's log to its standard output.
 """
 
@@ -38,7 +38,7 @@ def build_name() -> str:
 
 def command(python: str) -> list[str]:
     """The child's command line. `-P`: a file of the person's working directory must not be imported in ours."""
-    return [python, "-P", "-m", "llamacpp.engines.embedded"]
+    return [python, "-P", "-m", "llamacpp.engines"]
 
 
 def environment(base: dict[str, str]) -> dict[str, str]:
@@ -80,10 +80,3 @@ def main() -> int:
         print(f"error: {error}", flush=True)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    # Not sys.exit: llama.cpp's threads may still be up, and their destructors wait for each other.
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)

@@ -21,7 +21,9 @@ ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 REASONING = {"auto": -1, "off": 0, "on": 1}
-DRAFT_SIMPLE = 1  # common_speculative_type
+# common_speculative_type; those that need a draft context of another kind than -md's are left out.
+SPEC_TYPES = {"none": 0, "draft-simple": 1, "ngram-simple": 6, "ngram-map-k": 7, "ngram-map-k4v": 8, "ngram-mod": 9}
+DRAFT_SIMPLE = SPEC_TYPES["draft-simple"]
 VERBOSE = 2**31 - 1  # INT_MAX, as `--verbose` sets it
 
 
@@ -81,7 +83,11 @@ def _gpu_layers(text: str) -> Settings:
 
 
 def _draft_model(text: str) -> Settings:
-    return {"speculative.draft.mparams.path": str(Path(text).absolute()), "speculative.types": [DRAFT_SIMPLE]}
+    return _file("speculative.draft.mparams.path")(text) | {"speculative.types": [DRAFT_SIMPLE]}
+
+
+def _spec_types(text: str) -> Settings:
+    return {"speculative.types": [_one_of("type", SPEC_TYPES)(name)["type"] for name in text.split(",")]}
 
 
 def _aliases(text: str) -> Settings:
@@ -137,6 +143,7 @@ _TABLE: tuple[tuple[str, Setter | None, Setter | None], ...] = (
     ("-lv --verbosity --log-verbosity", _int("verbosity"), None),
     ("-mm --mmproj", _file("mmproj.path"), None),
     ("-md --model-draft --spec-draft-model", _draft_model, None),
+    ("--spec-type", _spec_types, None),
     ("--spec-draft-n-max", _int("speculative.draft.n_max"), None),
     ("--spec-draft-n-min", _int("speculative.draft.n_min"), None),
     ("--spec-draft-p-min --draft-p-min", _float("speculative.draft.p_min"), None),

@@ -13,32 +13,37 @@ from typing import Literal
 
 from llamacpp.errors import EngineSetupError
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 Kind = Literal["auto", "embedded", "binary"]
 
 # The proxy cannot do its work, or cannot keep the engine private, when somebody else sets these (contract.md; the
 # rest change the address, the protocol or the number of models behind it).
-RESERVED = frozenset(
+RESERVED = _names(
     "--host --port --reuse-port --slot-save-path --api-key --api-key-file --no-slots --slots --api-prefix "
-    "--ssl-key-file --ssl-cert-file --models-dir --models-preset --cors-origins --cors-credentials".split()
+    "--ssl-key-file --ssl-cert-file --models-dir --models-preset --cors-origins --cors-credentials"
 )
 
 # The same settings by environment: taken out of what the child inherits.
-RESERVED_ENVIRONMENT = frozenset(
+RESERVED_ENVIRONMENT = _names(
     "LLAMA_ARG_HOST LLAMA_ARG_PORT LLAMA_ARG_REUSE_PORT LLAMA_ARG_API_PREFIX LLAMA_ARG_SSL_KEY_FILE "
     "LLAMA_ARG_SSL_CERT_FILE LLAMA_ARG_ENDPOINT_SLOTS LLAMA_ARG_NO_ENDPOINT_SLOTS LLAMA_ARG_MODELS_DIR "
-    "LLAMA_ARG_MODELS_PRESET LLAMA_ARG_CORS_ORIGINS LLAMA_ARG_CORS_CREDENTIALS LLAMA_SERVER_ROUTER_PORT".split()
+    "LLAMA_ARG_MODELS_PRESET LLAMA_ARG_CORS_ORIGINS LLAMA_ARG_CORS_CREDENTIALS LLAMA_SERVER_ROUTER_PORT"
 )
 
 # Speculative decoding of any kind: `speculative` in GET /slots, and a slot file does not hold the drafter's state.
-DRAFT_FLAGS = frozenset(
+DRAFT_FLAGS = _names(
     "-md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-default "
-    "--fim-qwen-7b-spec --fim-qwen-14b-spec".split()
+    "--fim-qwen-7b-spec --fim-qwen-14b-spec"
 )
-MODEL_FLAGS = frozenset(
+MODEL_FLAGS = _names(
     "-m --model -mu --model-url -dr --docker-repo -hf -hfr --hf-repo --fim-qwen-1.5b-default "
     "--fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default "
     "--gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default "
-    "--embd-gemma-default".split()
+    "--embd-gemma-default"
 )
 
 # `.invalid` belongs to nobody (RFC 2606), so no page can have this origin. Left alone, llama-server echoes any Origin.

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 _PATTERN = "engine-*.json"
 # How long a killed process may stay visible before we go on without it. Seconds.
@@ -64,7 +65,7 @@ def end_leftovers(state_dir: Path) -> list[int]:
     return ended
 
 
-def _read(path: Path) -> dict[str, int] | None:
+def _read(path: Path) -> dict[str, Any] | None:
     try:
         facts = json.loads(path.read_text())
         return facts if isinstance(facts["pid"], int) and isinstance(facts["owner"], int) else None
@@ -72,7 +73,7 @@ def _read(path: Path) -> dict[str, int] | None:
         return None
 
 
-def _is_alive(facts: dict[str, int], who: str) -> bool:
+def _is_alive(facts: dict[str, Any], who: str) -> bool:
     started = facts.get("started" if who == "pid" else "owner_started")
     return started is not None and start_time(facts[who]) == started
 

@@ -106,6 +106,7 @@ class Process:
             self._tail.append(text)
             if self._on_line is not None:
                 self._tell(self._on_line, text)
+        self._popen.stdout.close()
         self._log.close()
 
     def _wait(self) -> None:
