@@ -13,7 +13,6 @@ from proxy import store_files
 from proxy.errors import StoreError
 from proxy.state_dir import StateDirLock, ensure_private_dir
 from proxy.store_base import StoreBase
-from proxy.store_db import StateDb
 from proxy.store_files import Expected, Scan
 from proxy.store_index import line_item
 from proxy.store_types import (
@@ -142,7 +141,7 @@ class SnapshotStore(StoreBase):
                 raise StoreError(f"The slot file {temp} was not asked for, or was cancelled meanwhile; it was deleted.")
             if draft.dir not in self._index.active:
                 raise StoreError(f"{draft.dir} is not a directory in use for snapshots: add it first.")
-            snapshot, tokens = await self._writer.run(lambda db: self._put_file(db, draft.dir / temp, draft, expected))
+            snapshot, tokens = await self._writer.run(lambda _: self._put_file(draft.dir / temp, draft, expected))
         except BaseException:
             await self._writer.run(lambda _: _is_temp(temp) and store_files.delete(draft.dir / temp))
             raise
@@ -155,7 +154,7 @@ class SnapshotStore(StoreBase):
         await self._evict(self._index.room(0, keep=snapshot.id).evict)
         return snapshot
 
-    def _put_file(self, db: StateDb, temp: Path, draft: Snapshot, expected: Expected) -> tuple[Snapshot, bytes]:
+    def _put_file(self, temp: Path, draft: Snapshot, expected: Expected) -> tuple[Snapshot, bytes]:
         header = store_files.check_temp(temp, expected)
         file = snapshot_name(draft.fingerprint, draft.tenant, header.tokens)
         id_ = snapshot_id(stored_dir(draft.dir, self.state_dir), file)
@@ -166,7 +165,7 @@ class SnapshotStore(StoreBase):
             snapshot = replace(snapshot, pinned=old.pinned, effective=old.effective, kind=kind)
         store_files.publish(temp, snapshot.path)
         try:
-            db.put_snapshots([self._row(snapshot)])
+            self._writer.here(lambda db: db.put_snapshots([self._row(snapshot)]))
         except StoreError:
             if not old or old.bytes != snapshot.bytes:  # else the old record is still true of the new file
                 store_files.delete(snapshot.path)

@@ -43,7 +43,7 @@ class Writer:
         """
         if self._closed:
             raise StoreError("The store is closed, because Slotkeeper is stopping: ask again when it runs.")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._guarded, job)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.here, job)
 
     def put(self, change: Callable[[Batch], None]) -> None:
         """Add to the batch (from any thread); written as soon as the thread is free. Nothing after close()."""
@@ -83,7 +83,8 @@ class Writer:
             log.warning("store_write_failed", error=str(err), kept_in_memory=True)
         self._failing = True
 
-    def _guarded(self, job: Callable[[StateDb], T]) -> T:
+    def here(self, job: Callable[[StateDb], T]) -> T:
+        """Run `job` at once, for what runs in the thread already. Damage is repaired and the job run again."""
         try:
             return job(self._open_db())
         except Corrupt as err:
@@ -112,7 +113,7 @@ class Writer:
         if not batch:
             return
         try:
-            self._guarded(lambda db: db.write(batch, max_lines=self._max_lines, max_requests=MAX_REQUESTS))
+            self.here(lambda db: db.write(batch, max_lines=self._max_lines, max_requests=MAX_REQUESTS))
             self._failing = False
         except StoreError as err:
             self.note_failure(err)
