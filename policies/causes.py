@@ -1,0 +1,82 @@
+"""Why were prompt tokens processed that an earlier prompt had already contained?"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policies.types import Match
+
+MERGED_TOKENS = 8
+"""A prompt may differ from what was sampled by a few tokens where text is tokenised again (llama-server.md: "Sampled
+tokens do not always come back"); that is not a miss."""
+
+
+class Cause(StrEnum):
+    """Label values of `slotkeeper_prompt_tokens_reprocessed_total` that this version can tell apart (contract.md)."""
+
+    NEW_LINE = "new_line"
+    BASE_CHANGED = "base_changed"
+    TOOLS_CHANGED = "tools_changed"
+    HISTORY_EDITED = "history_edited"
+    EVICTED = "evicted"
+    ENGINE_RESTART = "engine_restart"
+    CANCELLED = "cancelled"
+    CHECKPOINT_MISSING = "checkpoint_missing"
+    RESTORE_INEFFECTIVE = "restore_ineffective"
+    ISOLATION = "isolation"
+    IMAGE = "image"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is known of a prompt once the engine has said how much of it came from the cache.
+
+    `held`: tokens that the best earlier prompt had in common with it. `lost`: what became of the slot that held the
+    line, when it no longer does. `restored`: a snapshot was loaded for it. `can_rewind`: dense memory.
+    """
+
+    match: Match
+    held: int
+    cache_n: int
+    predicted_cache_n: int
+    same_tools: bool = True
+    lost: Cause | None = None
+    restored: bool = False
+    can_rewind: bool = True
+    has_media: bool = False
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Tokens processed again, and why; `cause` is None when nothing was."""
+
+    cause: Cause | None
+    reprocessed: int
+
+
+def explain(turn: Turn) -> Verdict:
+    """The cause of a turn's miss; the tokens it cost."""
+    again = turn.held - turn.cache_n
+    if again <= MERGED_TOKENS:
+        return Verdict(None, 0)
+    return Verdict(_cause(turn), again)
+
+
+def _cause(turn: Turn) -> Cause:
+    if turn.fresh:
+        return Cause.ISOLATION
+    fell_short = turn.cache_n + MERGED_TOKENS < turn.predicted_cache_n
+    if turn.restored and fell_short:
+        return Cause.RESTORE_INEFFECTIVE
+    if turn.match is Match.BASE:
+        return Cause.BASE_CHANGED if turn.same_tools else Cause.TOOLS_CHANGED
+    if turn.match is Match.EDITED:
+        return Cause.CHECKPOINT_MISSING if fell_short and not turn.can_rewind else Cause.HISTORY_EDITED
+    if turn.match is Match.NEW:
+        return Cause.NEW_LINE
+    if turn.lost is not None:
+        return turn.lost
+    if turn.has_media:
+        return Cause.IMAGE
+    return Cause.UNKNOWN if turn.can_rewind else Cause.CHECKPOINT_MISSING

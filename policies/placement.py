@@ -1,0 +1,191 @@
+"""Which slot runs a prompt, and where its tokens come from: by cost, in tokens, never by ratio.
+
+Every idle slot is a possible target. The prompt's tokens come from what the target holds (in place), from a snapshot
+loaded into it, from another slot copied into it through a file (fork), or from nowhere. The cost of a choice is the
+prefill that is left, the price of the files it moves, and what it destroys, all in prefill tokens; the cheapest wins.
+llama-server's own rule (get_available_slot: common prefix / new prompt length > 0.10, else least recently used) lets a
+new conversation overwrite the tail of an old one while three slots are empty; that is what this replaces.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from policies.types import Action, Decision, Eviction, Place, Question, SlotFacts, Wait
+
+SMALL_TAIL = 16
+"""A lost tail of so few tokens is not worth a thought: a reply's last tokens are tokenised again anyway."""
+SAVE_AT_LEAST = 64
+"""Tokens at stake below which a file is never written: a prefill of this size costs less than the stop."""
+GUEST_AT_MOST = 2048
+"""Prompt tokens and reserve beyond the owner's end that a guest may bring; more is a conversation of its own."""
+WAIT_WORTH = 4096
+"""Tokens that waiting for the line's own busy slot must spare. One reply of some hundred tokens takes about as long as
+this prefill (decode runs at 1/10 to 1/40 of the speed of prefill on CPUs and GPUs alike)."""
+FAMILY_RETURNS = 0.1
+"""How likely an abandoned branch of the same conversation is asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    cost: float
+    place: Place
+    destroys: bool
+
+
+def place(q: Question) -> Decision:
+    """Where to run the prompt of `q`, or why it has to wait. Deterministic; touches nothing."""
+    own = next((s for s in q.slots if s.mine), None)
+    idle = [s for s in q.slots if s.idle]
+    if not idle:
+        return Wait("every slot is busy")
+    if own is not None and own.idle and q.extends and not q.fresh:
+        return _with_room(q, _in_place(q, own), own) or Wait("the pool has no room beside the running requests")
+    choices = sorted(_choices(q, idle), key=lambda c: (c.destroys, c.cost, c.place.slot))
+    if own is not None and not own.idle and q.extends and not q.fresh:
+        best = choices[0].place.predicted_cache_n if choices else 0
+        if _reusable(q, own.common, own.tokens) - best >= WAIT_WORTH:
+            return Wait("the slot of its line is busy")
+    if not choices:
+        return Wait("the pool has no room beside the running requests")
+    return choices[0].place
+
+
+def is_worth_saving(q: Question, slot: SlotFacts) -> bool:
+    """A snapshot of the slot costs less than processing what it alone holds."""
+    a = q.abilities
+    return a.save and slot.at_stake >= SAVE_AT_LEAST and a.save_cost * slot.tokens < slot.at_stake
+
+
+def _choices(q: Question, idle: list[SlotFacts]) -> Iterator[_Choice]:
+    has_empty = any(s.is_empty for s in idle)
+    for target in idle:
+        for base, destroys in _ways(q, target, idle):
+            roomy = _with_room(q, base, target)
+            if roomy is None:
+                continue
+            left = q.n_prompt - base.predicted_cache_n
+            cost = left + _file_price(q, base) + _loss_price(q, target, in_place=base.action in _IN_PLACE)
+            cost += sum(_loss_price(q, _slot(q, e.slot), in_place=False) for e in roomy.evictions)
+            yield _Choice(cost, roomy, destroys and has_empty)
+
+
+_IN_PLACE = (Action.CONTINUE, Action.GUEST)
+
+
+def _ways(q: Question, target: SlotFacts, idle: list[SlotFacts]) -> Iterator[tuple[Place, bool]]:
+    """Each source of tokens for one target, and whether it destroys the tail of somebody else's line."""
+    others = not target.is_empty and not target.family and not target.mine
+    here = _in_place(q, target)
+    keeps = target.is_empty or (q.abilities.rewind and target.tokens - target.common <= SMALL_TAIL)
+    short = q.n_prompt + q.reserve - target.common <= GUEST_AT_MOST
+    yield here, others and not (keeps and not target.foreign and short)
+    if q.fresh:
+        return
+    for snapshot in q.snapshots if q.abilities.restore else ():
+        reused = _reusable(q, snapshot.common, snapshot.tokens)
+        if reused > 0:
+            yield _onto(q, target, Action.RESTORE, reused, "a snapshot holds its prefix", snapshot=snapshot.id), others
+    if q.abilities.save and q.abilities.restore:
+        for source in idle:
+            reused = 0 if source.foreign else _reusable(q, source.common, source.tokens)
+            if source.id != target.id and reused > 0:
+                yield _onto(q, target, Action.FORK, reused, "another slot holds its prefix", source=source.id), others
+
+
+def _reusable(q: Question, common: int, held: int) -> int:
+    """Tokens really reused of a common prefix: all of it where memory can be rewound, else only whole contents."""
+    if q.fresh or (not q.abilities.rewind and common < held):
+        return 0
+    return max(0, min(common, q.n_prompt - 1))
+
+
+def _in_place(q: Question, slot: SlotFacts) -> Place:
+    if q.extends and slot.mine and not q.fresh:
+        # The engine keeps checkpoints of its own for this slot, so the line's end is taken at its word.
+        return Place(Action.CONTINUE, slot.id, min(slot.common, q.n_prompt - 1), "it continues its line")
+    reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens)
+    if reused <= SMALL_TAIL:
+        return _onto(
+            q, slot, Action.COLD, 0, "nothing holds its prefix" if slot.is_empty else "cheapest slot to give up"
+        )
+    action = Action.CONTINUE if slot.mine or slot.family else Action.GUEST
+    tail = slot.tokens - slot.common
+    save = tail > SMALL_TAIL and is_worth_saving(q, slot)
+    reason = "its conversation branches here" if action is Action.CONTINUE else "it extends what the slot holds"
+    return Place(action, slot.id, reused, reason, save_first=save)
+
+
+def _onto(
+    q: Question,
+    target: SlotFacts,
+    action: Action,
+    reused: int,
+    reason: str,
+    *,
+    source: int | None = None,
+    snapshot: str | None = None,
+) -> Place:
+    """A placement that replaces whatever the target holds."""
+    save = not target.is_empty and is_worth_saving(q, target)
+    erase = not target.is_empty and (target.foreign or q.fresh or action is not Action.COLD)
+    return Place(action, target.id, reused, reason, source, snapshot, save, erase)
+
+
+def _file_price(q: Question, p: Place) -> float:
+    a = q.abilities
+    if p.source is not None:
+        source = _slot(q, p.source)
+        return (a.restore_cost + (a.save_cost if source.at_stake else 0)) * source.tokens
+    if p.snapshot is not None:
+        return a.restore_cost * next(s.tokens for s in q.snapshots if s.id == p.snapshot)
+    return 0.0
+
+
+def _loss_price(q: Question, slot: SlotFacts, *, in_place: bool) -> float:
+    """What giving up a slot's content (or, in place, what lies beyond the common prefix) will cost its owner."""
+    lost = slot.tokens - (slot.common if in_place and q.abilities.rewind else 0)
+    if lost <= SMALL_TAIL:
+        return 0.0
+    a, weight = q.abilities, FAMILY_RETURNS if slot.family else _recency(q, slot)
+    if is_worth_saving(q, slot):
+        return a.save_cost * slot.tokens + weight * a.restore_cost * slot.tokens
+    if a.restore and slot.at_stake < lost:
+        return weight * (a.restore_cost * slot.tokens + slot.at_stake)
+    return weight * lost
+
+
+def _recency(q: Question, slot: SlotFacts) -> float:
+    """1 for the slot used last, 1/2 for the one before, ...: how likely its owner comes back."""
+    return 1 / (1 + sum(s.last_used > slot.last_used for s in q.slots))
+
+
+def _with_room(q: Question, p: Place, target: SlotFacts) -> Place | None:
+    """The placement with the idle slots that must be emptied so that prompt and reserve fit the pool, or None."""
+    if q.capacity is None:
+        return p
+    moved = target.tokens if p.action in _IN_PLACE else 0
+    if p.source is not None:
+        moved = _slot(q, p.source).tokens
+    elif p.snapshot is not None:
+        moved = next(s.tokens for s in q.snapshots if s.id == p.snapshot)
+    need = min(q.capacity, max(q.n_prompt + q.reserve, moved))
+    if q.reserved and q.reserved + need > q.capacity:
+        return None
+    keep = {target.id, p.source}
+    idle = [s for s in q.slots if s.idle and s.id not in keep and not s.is_empty]
+    used = q.reserved + need + sum(s.tokens for s in idle)
+    if p.source is not None:
+        used += _slot(q, p.source).tokens
+    evictions = []
+    for victim in sorted(idle, key=lambda s: (_loss_price(q, s, in_place=False) / s.tokens, s.last_used)):
+        if used <= q.capacity:
+            break
+        used -= victim.tokens
+        evictions.append(Eviction(victim.id, is_worth_saving(q, victim)))
+    if used > q.capacity:
+        return None
+    return replace(p, evictions=tuple(evictions))
+
+
+def _slot(q: Question, slot: int) -> SlotFacts:
+    return next(s for s in q.slots if s.id == slot)

@@ -1,0 +1,89 @@
+"""What to do with idle slots while nobody is served: which to save, which base to keep."""
+
+from dataclasses import dataclass
+
+IDLE_SECONDS = 60.0
+"""A line idle for so long may be saved (design.md, rule 8)."""
+BASE_IDLE_SECONDS = 10.0
+"""A line idle for so long may have its base cut (design.md, rule 8)."""
+WORTH = 10.0
+"""Prefill at stake has to take so many times longer than the save (design.md, rule 8)."""
+DAILY_BYTES = 50 * 1024**3
+"""Bytes that idle saves may write in a day (design.md, rule 8)."""
+SAVE_AT_LEAST = 64
+"""policies/placement.SAVE_AT_LEAST: fewer tokens are never worth a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSlot:
+    """A slot that nobody uses. `stake`: tokens that no snapshot holds; `idle_seconds` since its last answer."""
+
+    id: int
+    tokens: int
+    stake: int
+    idle_seconds: float
+    base_wanted: bool = False
+
+
+def is_worth(stake: int, tokens: int, save_cost: float) -> bool:
+    """Prefill at stake against the save of all tokens, both in prefill tokens."""
+    return stake >= SAVE_AT_LEAST and stake >= WORTH * save_cost * tokens
+
+
+def next_save(slots: tuple[IdleSlot, ...], save_cost: float, bytes_left: float, bytes_per_token: float) -> int | None:
+    """The slot to save now: the one with most at stake among those idle long enough, or None."""
+    due = [
+        s
+        for s in slots
+        if s.idle_seconds >= IDLE_SECONDS
+        and is_worth(s.stake, s.tokens, save_cost)
+        and s.tokens * bytes_per_token <= bytes_left
+    ]
+    return max(due, key=lambda s: (s.stake, -s.id)).id if due else None
+
+
+def next_base(slots: tuple[IdleSlot, ...]) -> int | None:
+    """The slot whose base is to be kept now: the one idle longest, or None."""
+    due = [s for s in slots if s.base_wanted and s.idle_seconds >= BASE_IDLE_SECONDS]
+    return max(due, key=lambda s: (s.idle_seconds, -s.id)).id if due else None
+
+
+def exit_order(slots: tuple[IdleSlot, ...]) -> list[int]:
+    """The order of saves at exit: most at stake first; what is not worth a file is left out."""
+    return [s.id for s in sorted(slots, key=lambda s: (-s.stake, s.id)) if s.stake >= SAVE_AT_LEAST]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A runner beyond its reserve: admission order, cells it holds, tokens per second it adds."""
+
+    slot: int
+    order: int
+    rate: float
+
+
+def relieve(
+    used: int, capacity: int, idle: tuple[tuple[int, int], ...], runners: tuple[Growth, ...]
+) -> tuple[list[int], int | None]:
+    """Which idle slots to evict, and which runner to end, so that running answers do not overflow the pool.
+
+    `idle`: (slot, tokens), first to go first. Ending a runner takes the engine up to 0.7 s (llama-server.md, "Closing
+    the connection"), in which all runners grow: CANCEL_SECONDS of their rates are kept free for that. The youngest
+    runner ends only when nothing is left to evict and at least two run: never both.
+    """
+    free = capacity - used
+    margin = MARGIN_TOKENS + int(CANCEL_SECONDS * sum(r.rate for r in runners))
+    evict: list[int] = []
+    for slot, tokens in idle:
+        if free >= margin:
+            break
+        evict.append(slot)
+        free += tokens
+    if free >= margin or len(runners) < 2:
+        return evict, None
+    return evict, max(runners, key=lambda r: r.order).slot
+
+
+CANCEL_SECONDS = 1.0
+MARGIN_TOKENS = 64
+"""Cells kept free besides: one batch may come before we look again."""

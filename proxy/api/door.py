@@ -1,0 +1,137 @@
+"""The ASGI side of one model request: read the body within bounds, watch for the client leaving, write the answer.
+
+Plain ASGI, because a response object that buffers, or a middleware that re-streams, would delay or hide a disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive, Scope, Send
+
+from proxy import errors
+from proxy.api.read import Door, identity, read
+from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
+from proxy.settle import Record
+
+if TYPE_CHECKING:
+    from proxy.service import Service
+
+LARGE_BODY = 256 * 1024
+"""Bytes from which a body is parsed off the event loop (design.md, "One request")."""
+
+
+class AsgiOut:
+    """proxy.exchange.Out over one ASGI connection."""
+
+    def __init__(self, send: Send, dialect: errors.Dialect) -> None:
+        self._send, self._dialect = send, dialect
+        self.started = False
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Sends the status line and headers."""
+        self.started = True
+        raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes) -> None:
+        """Sends a piece of the body."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """Ends the body."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None:
+        """The error in the client's dialect: a status and a body, or an event in a stream that has begun."""
+        if self.started:
+            await self.write(errors.event(error, self._dialect))
+        else:
+            body = errors.body(error, self._dialect)
+            length = {"content-type": "application/json; charset=utf-8", "content-length": str(len(body))}
+            await self.start(error.status, {**length, **headers, **error.headers})
+            await self.write(body)
+        await self.end()
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body; raises TooLarge beyond `limit` bytes, ClientLeft when it breaks off."""
+    too_large = TooLarge(f"The body is larger than {limit} bytes (max_body_bytes). Send less, or raise the limit.")
+    declared = headers_of(scope).get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("The client left while it sent its request.")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise too_large
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Request headers by lower-case name; of repeated ones the last."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+class ModelDoor:
+    """An endpoint for model requests of one kind; an ASGI application."""
+
+    def __init__(self, service: Service, door: Door, path: str) -> None:
+        self._service, self._door, self._path = service, door, path
+        self._dialect: errors.Dialect = "native" if door == "infill" else door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; returns when the client has its answer or has left."""
+        out = AsgiOut(send, self._dialect)
+        tenant = scope["state"]["tenant"]
+        record = Record(f"req_{secrets.token_hex(8)}", tenant, self._dialect, "other", time.time())
+        try:
+            raw = await read_body(scope, receive, self._service.settings.max_body_bytes)
+            who = identity(tenant, headers_of(scope))
+            if len(raw) > LARGE_BODY:
+                request = await asyncio.to_thread(read, self._door, self._path, raw, who)
+            else:
+                request = read(self._door, self._path, raw, who)
+        except ClientLeft:
+            return
+        except SlotkeeperError as error:
+            self._service.metrics.request(self._dialect, "other", error.outcome)
+            await out.fail(error, {"x-slotkeeper-request-id": record.id})
+            return
+        record.kind, record.tenant = request.kind, who.tenant
+        from proxy.choices import run_choices
+        from proxy.exchange import Exchange
+
+        if request.n_choices > 1:
+            work = run_choices(self._service, request, out, record)
+        else:
+            work = Exchange(self._service, request, out, record).run()
+        await until_left(asyncio.create_task(work, name=record.id), receive)
+
+
+async def until_left(work: asyncio.Task[None], receive: Receive) -> None:
+    """Runs `work` to its end, or cancels it at once when the client disconnects."""
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+    if not work.cancelled() and (error := work.exception()) is not None and not isinstance(error, OSError):
+        raise error
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

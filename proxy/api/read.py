@@ -1,0 +1,188 @@
+"""A client's body becomes a ModelRequest: checked, reduced to what decides its prefix, rid of fields that are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from llamacpp.wire import Kind
+from policies.types import Prompt, digest
+from proxy.errors import BadRequest
+from proxy.lines import Identity
+
+Json = dict[str, Any]
+Door = Literal["chat", "completion", "native", "infill"]
+
+OURS = ("id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "cache_prompt", "n", "n_cmpl")
+"""Fields that decide about slots, which is our business (contract.md, "HTTP")."""
+RENDERING = (
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "reasoning_format",
+    "enable_thinking",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "json_schema",
+    "add_generation_prompt",
+    "continue_final_message",
+    "functions",
+    "lora",
+)
+"""Fields that change what the template prints or how KV is computed (server-common.cpp, oaicompat_chat_params)."""
+LEADING = ("system", "developer")
+TEXT_BLOCK = 1024
+"""Characters of a plain prompt that make one entry of its chain: longer prompts extend shorter ones block by block."""
+SESSION_HEADERS = (
+    "x-slotkeeper-session",
+    "x-claude-code-session-id",
+    "x-session-id",
+    "session-id",
+    "x-session-affinity",
+)
+AGENT_HEADERS = ("x-claude-code-agent-id",)
+PARENT_HEADERS = ("x-parent-session-id",)
+MOST_CHOICES = 32
+"""Choices (`n`) of one request: each is a request of its own here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model request. `body` is the client's without the fields of OURS; `max_tokens` None when it names none."""
+
+    door: Door
+    path: str
+    body: Json
+    who: Identity
+    prompt: Prompt
+    first_user: bytes
+    model: str | None
+    max_tokens: int | None
+    n_choices: int
+    fresh: bool
+
+    @property
+    def shapes(self) -> Kind:
+        """Whose shapes the answer has."""
+        return "native" if self.door == "infill" else self.door
+
+    @property
+    def stream(self) -> bool:
+        """The client wants events."""
+        return self.body.get("stream") is True
+
+    @property
+    def kind(self) -> Literal["main", "subagent"]:
+        """Label `kind` of contract.md, as far as one request shows it."""
+        return "subagent" if self.who.parent or self.who.agent else "main"
+
+
+def identity(tenant: str, headers: Mapping[str, str]) -> Identity:
+    """Who asks, by the headers that agents send (agents.md, "session identity"); a salt makes a tenant of its own."""
+    salt = headers.get("x-slotkeeper-salt")
+    return Identity(
+        tenant=f"{tenant}\x1f{salt}" if salt else tenant,
+        session=_first(headers, SESSION_HEADERS),
+        agent=_first(headers, AGENT_HEADERS),
+        parent=_first(headers, PARENT_HEADERS),
+    )
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((headers[name][:256] for name in names if headers.get(name)), None)
+
+
+def parse(raw: bytes) -> Json:
+    """The body as a JSON object; raises BadRequest."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not JSON: {error}. Send one JSON object.") from None
+    if not isinstance(body, dict):
+        raise BadRequest(f"The body is a JSON {type(body).__name__}, not an object. Send one JSON object.")
+    return body
+
+
+def read(door: Door, path: str, raw: bytes, who: Identity) -> ModelRequest:
+    """Raises BadRequest for what no engine could answer; everything else is the engine's to judge."""
+    body = parse(raw)
+    prompt, first_user = _chat_prompt(body) if door == "chat" else _text_prompt(body, door)
+    return ModelRequest(
+        door=door,
+        path=path,
+        who=who,
+        prompt=prompt,
+        first_user=first_user,
+        model=_model(body),
+        max_tokens=_max_tokens(body),
+        n_choices=_choices(body),
+        fresh=body.get("cache_prompt") is False,
+        body={key: value for key, value in body.items() if key not in OURS},
+    )
+
+
+def _chat_prompt(body: Json) -> tuple[Prompt, bytes]:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise BadRequest("'messages' is missing or not a list. Send at least one message.", param="messages")
+    if not messages:
+        raise BadRequest("'messages' is empty. Send at least one message.", param="messages")
+    if not all(isinstance(m, dict) for m in messages):
+        raise BadRequest("'messages' holds something that is not an object.", param="messages")
+    blobs = [orjson.dumps(m) for m in messages]
+    n_leading = next((i for i, m in enumerate(messages) if m.get("role") not in LEADING), len(messages))
+    system = digest(*blobs[:n_leading])
+    tools = digest(orjson.dumps(body.get("tools")))
+    params = digest(orjson.dumps([body.get(name) for name in RENDERING]))
+    chain, last = [], digest(system, tools, params)
+    for blob in blobs:
+        last = digest(last, blob)
+        chain.append(last)
+    first_user = digest(blobs[n_leading] if n_leading < len(blobs) else b"")
+    return Prompt(system, tools, params, tuple(chain), tuple(map(len, blobs)), n_leading), first_user
+
+
+def _text_prompt(body: Json, door: Door) -> tuple[Prompt, bytes]:
+    if door != "infill" and body.get("prompt") in (None, [], {}):
+        raise BadRequest("'prompt' is missing or empty. Send a text or a list of tokens.", param="prompt")
+    given = body.get("prompt")
+    text = given if isinstance(given, str) and door != "infill" else orjson.dumps(given).decode()
+    if door == "infill":
+        text = orjson.dumps(
+            [body.get(name) for name in ("input_extra", "input_prefix", "input_suffix", "prompt")]
+        ).decode()
+    blocks = [text[i : i + TEXT_BLOCK].encode("utf-8", "surrogatepass") for i in range(0, len(text), TEXT_BLOCK)]
+    whole = [b for b in blocks if len(b) >= TEXT_BLOCK] or blocks[:1] or [b""]
+    nothing = digest()
+    params = digest(orjson.dumps([door, body.get("lora")]))
+    chain, last = [], digest(params)
+    for block in whole:
+        last = digest(last, block)
+        chain.append(last)
+    return Prompt(nothing, nothing, params, tuple(chain), tuple(map(len, whole))), chain[0]
+
+
+def _model(body: Json) -> str | None:
+    model = body.get("model")
+    return model if isinstance(model, str) and model else None
+
+
+def _max_tokens(body: Json) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+        value = body.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+def _choices(body: Json) -> int:
+    n = body.get("n", body.get("n_cmpl"))
+    if n is None:
+        return 1
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_CHOICES:
+        raise BadRequest(f"'n' has to be a whole number from 1 to {MOST_CHOICES}.", param="n")
+    return n

@@ -1,0 +1,135 @@
+"""The application: routes, the guard in front of them, and the life of what it owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from proxy import __version__, errors
+from proxy.api.door import ModelDoor
+from proxy.api.guard import Guard
+from proxy.api.ops import Ops, control_app
+from proxy.api.passthrough import ADMIN, READABLE, Passthrough
+from proxy.config import Settings
+from proxy.engines import Engines
+from proxy.errors import SlotkeeperError
+from proxy.keeper import Keeper
+from proxy.lines import Line, LineBook
+from proxy.metrics import Metrics
+from proxy.service import Service
+from proxy.state_dir import StateDirLock, ensure_private_dir
+from proxy.store import Store
+from proxy.tasks import Tasks
+from proxy.tenants import LOCAL
+from proxy.tenants import load as load_tenants
+
+log = structlog.get_logger(__name__)
+
+MODEL_DOORS = {
+    "/v1/chat/completions": "chat",
+    "/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/completions": "native",
+    "/completion": "native",
+    "/infill": "infill",
+}
+"""llama-server's routes for model requests that take a slot (tools/server/server.cpp; `/completions` is its old name of
+`/completion`)."""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application for these settings. Nothing is opened or started before its lifespan begins."""
+    app = FastAPI(
+        title="Slotkeeper",
+        version=__version__,
+        lifespan=lambda app: _life(app, settings),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        exception_handlers={SlotkeeperError: _answer},
+    )
+    return app
+
+
+@asynccontextmanager
+async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """Opens in order: lock, store, ledgers, engines; closes in reverse, saving slots before their engine ends."""
+    tenants = load_tenants(settings.api_key_file)
+    with StateDirLock(ensure_private_dir(settings.state_dir)).acquire() as lock:
+        store = await Store.open(
+            settings.state_dir,
+            budget=settings.disk_budget,
+            max_lines=settings.max_lines,
+            persist=settings.persist,
+            adopt_for=() if tenants.has_keys else (LOCAL,),
+            lock=lock,
+        )
+        metrics, lines, tasks = Metrics(), LineBook(settings.max_lines), Tasks()
+        await _load_lines(store, lines)
+        engines = Engines(settings, store, metrics, lines, tasks)
+        service = Service(settings, tenants, store, metrics, engines, lines, tasks)
+        keeper = Keeper(service)
+        engines.on_pressure = keeper.press
+        try:
+            await engines.start()
+            _mount(app, service)
+            upkeep = asyncio.create_task(keeper.run(), name="keeper")
+            try:
+                yield
+            finally:
+                service.stopping = True
+                upkeep.cancel()
+                await asyncio.gather(upkeep, return_exceptions=True)
+                await _close(service, keeper)
+        finally:
+            await store.close()
+
+
+async def _close(service: Service, keeper: Keeper) -> None:
+    left = service.settings.exit_deadline_seconds - service.settings.drain_seconds
+    await service.engines.wait_released(left / 4)
+    await keeper.save_all(left / 2)
+    await service.engines.stop(left / 4)
+    await service.tasks.settle(1.0)
+
+
+async def _load_lines(store: Store, lines: LineBook) -> None:
+    for record in await store.load_ledgers():
+        try:
+            lines.keep(Line.from_record(record))
+        except ValueError as error:
+            log.warning("ledger_dropped", error=str(error))
+
+
+def _mount(app: FastAPI, service: Service) -> None:
+    """Routes, the most used first; the guard around all of them."""
+    through, ops = Passthrough(service), Ops(service)
+    routes = [Route(path, ModelDoor(service, door, path), methods=["POST"]) for path, door in MODEL_DOORS.items()]  # type: ignore[arg-type]
+    routes += [
+        Route("/healthz", ops.healthz),
+        Route("/readyz", ops.readyz),
+        Route("/metrics", ops.metrics),
+        Route("/slotkeeper/state", ops.state),
+        Route("/slotkeeper/requests", ops.requests),
+        Route("/slotkeeper/requests/{id}", ops.one_request),
+        Route("/v1/models", through.models),
+        Route("/models", through.models),
+        Route("/slots", through.slots),
+    ]
+    routes += [Route(path, through.read, methods=[method]) for method, paths in READABLE.items() for path in paths]
+    routes += [Route(path, through.admin, methods=[method]) for method, paths in ADMIN.items() for path in paths]
+    routes.append(Route("/{path:path}", through.unknown, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))
+    app.router.routes[:] = routes
+    app.add_middleware(Guard, service=service)
+    app.state.service, app.state.control = service, control_app(service)
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    found = error if isinstance(error, SlotkeeperError) else errors.InternalError(str(error))
+    return Response(errors.body(found), found.status, dict(found.headers), "application/json")

@@ -1,0 +1,180 @@
+"""Carrying out a placement: save what would be lost, make room, copy or load the prefix. Fails open, counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from llamacpp.errors import EngineError
+from policies.causes import Cause
+from policies.slot_state import SlotEvent, SlotState
+from policies.types import Action, Place
+from proxy.engine import Engine
+from proxy.lines import LineBook
+from proxy.metrics import SaveReason
+from proxy.slots import Grant, Slot
+from proxy.store_types import Kind, Snapshot
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What came of a placement: where the tokens really come from, and how many are expected in the cache."""
+
+    action: Action
+    predicted_cache_n: int
+    snapshot: Snapshot | None = None
+
+
+async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -> Carried:
+    """Prepares the grant's target slot for line `owner` and gives back every other lease; the target stays leased.
+
+    A step that fails leaves the target empty and the request goes on cold (design.md, rule 2). Must run to its end:
+    call it shielded.
+    """
+    place = grant.place
+    try:
+        source_file = await _keep_source(engine, grant)
+        for victim, eviction in zip(grant.victims, place.evictions, strict=True):
+            await evict(engine, victim, lines, keep=eviction.save)
+    finally:
+        for slot in grant.victims:
+            give_back(engine, slot)
+    if place.save_first:
+        await save(engine, grant.target, "loss")
+    if place.erase_first or source_file is not None:
+        await _empty(engine, grant.target, lines)
+    if place.action in (Action.FORK, Action.RESTORE):
+        wanted = source_file or (engine.snapshot(place.snapshot) if place.snapshot else None)
+        if wanted is not None and await restore(engine, grant.target, wanted, owner):
+            return Carried(place.action, place.predicted_cache_n, wanted)
+        return Carried(Action.COLD, 0)
+    if grant.target.n_tokens == 0 and place.predicted_cache_n:
+        return Carried(Action.COLD, 0)
+    _note_loss(grant.target, place, lines)
+    return Carried(place.action, place.predicted_cache_n)
+
+
+async def _keep_source(engine: Engine, grant: Grant) -> Snapshot | None:
+    """The file that a fork copies, its slot given back; None when there is none."""
+    if grant.source is None:
+        return None
+    try:
+        return await save(engine, grant.source, "fork")
+    finally:
+        give_back(engine, grant.source)
+
+
+async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "line") -> Snapshot | None:
+    """Writes a leased slot to a snapshot. None when that failed or there was no room; the slot keeps its content.
+
+    Publishing comes last (design.md, rule 5): temporary name, the header checked, renamed, recorded.
+    """
+    if not engine.can_save or engine.slot_dir is None or engine.fingerprint is None or not slot.n_tokens:
+        return None
+    store, label = engine.store, slot.tenant or ""
+    temp = store.temp_name(engine.fingerprint)
+    n_bytes = int(slot.n_tokens * engine.costs.bytes_per_token)
+    if not await store.make_room(n_bytes, temp=temp, dir=engine.slot_dir):
+        engine.metrics.save_failed(engine.name, reason)
+        log.warning("snapshot_has_no_room", engine=engine.name, slot=slot.id, n_tokens=slot.n_tokens)
+        await store.discard(temp)
+        return None
+    slot.apply(SlotEvent.SAVE)
+    try:
+        report = await engine.client.save_slot(slot.id, temp)
+        if not report.n_tokens:
+            raise EngineError("the slot was empty when it was to be saved; does the engine clear idle slots?")
+        snapshot = await store.publish(
+            temp,
+            dir=engine.slot_dir,
+            fingerprint=engine.fingerprint,
+            tenant=label,
+            model=engine.model,
+            kind=kind,
+            line=slot.line,
+            reason=reason,
+            expect_bytes=report.n_bytes,
+            supersede=engine.can_rewind and kind == "line",
+        )
+    except Exception as error:
+        engine.metrics.save_failed(engine.name, reason)
+        log.warning("save_failed", engine=engine.name, slot=slot.id, reason=reason, error=str(error))
+        await store.discard(temp)
+        return None
+    finally:
+        slot.apply(SlotEvent.FILE_DONE)
+    engine.costs.learn("save", report.seconds, report.n_tokens)
+    engine.costs.bytes_per_token = report.n_bytes / report.n_tokens
+    engine.refresh_abilities()
+    engine.metrics.saved(engine.name, reason, "main", seconds=report.seconds, n_bytes=report.n_bytes)
+    if kind == "line":
+        slot.tokens, slot.is_rendered = store.tokens(snapshot), True
+        slot.n_tokens = slot.saved = snapshot.n_tokens
+        slot.snapshot = snapshot.id
+    return snapshot
+
+
+async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) -> bool:
+    """Loads a snapshot into a leased slot for line `owner`; the next `cache_n` has to prove it. On failure the slot is
+    empty."""
+    store = engine.store
+    if not await store.verify(snapshot):
+        engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
+        return False
+    slot.apply(SlotEvent.RESTORE)
+    try:
+        with store.holding(snapshot):
+            report = await engine.client.restore_slot(slot.id, snapshot.file)
+    except EngineError as error:
+        slot.clear()
+        engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
+        log.warning("restore_failed", engine=engine.name, slot=slot.id, snapshot=snapshot.id, error=str(error))
+        return False
+    finally:
+        slot.apply(SlotEvent.FILE_DONE)
+    engine.costs.learn("restore", report.seconds, report.n_tokens)
+    engine.refresh_abilities()
+    engine.metrics.restored(engine.name, "ok", "main", seconds=report.seconds)
+    slot.clear()
+    slot.tokens, slot.tenant = store.tokens(snapshot), snapshot.tenant
+    slot.n_tokens = slot.saved = report.n_tokens
+    slot.snapshot = snapshot.id
+    slot.line, slot.was_restored = owner, True
+    await store.touch(snapshot.id)
+    return True
+
+
+async def evict(engine: Engine, slot: Slot, lines: LineBook, *, keep: bool) -> None:
+    """Empties a leased slot; its line is told why it will be processed again if no snapshot holds it."""
+    if keep:
+        await save(engine, slot, "loss")
+    await _empty(engine, slot, lines)
+    engine.metrics.evicted(engine.name)
+
+
+async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> None:
+    line = lines.get(slot.line)
+    if line is not None:
+        line.lost = Cause.EVICTED
+    try:
+        await engine.client.erase_slot(slot.id)
+    except EngineError as error:
+        # What the engine still holds there is overwritten by the next prompt, or purged by it when the pool is short.
+        log.warning("erase_failed", engine=engine.name, slot=slot.id, error=str(error))
+    slot.clear()
+
+
+def _note_loss(target: Slot, place: Place, lines: LineBook) -> None:
+    """A cold start in a slot that holds something takes it from its line."""
+    line = lines.get(target.line)
+    if line is not None and place.action is Action.COLD:
+        line.lost = Cause.EVICTED
+
+
+def give_back(engine: Engine, slot: Slot) -> None:
+    """Releases a lease of ours whose slot's counts are right."""
+    if slot.state is SlotState.LEASED:
+        engine.table.release(slot)

@@ -1,0 +1,204 @@
+"""One engine as the proxy knows it: is it up, what can it do, what lies in its slots, what do its files cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import structlog
+
+from llamacpp.client import LlamaClient
+from llamacpp.errors import EngineError
+from llamacpp.render import Rendered, Renderer
+from llamacpp.reports import Props, SlotReport
+from policies.prefix import common_prefix
+from policies.types import Abilities, SnapshotFacts
+from proxy.errors import EngineDown, EngineStarting
+from proxy.metrics import Metrics
+from proxy.slots import SlotTable
+from proxy.store import Store
+from proxy.store_types import Snapshot
+
+log = structlog.get_logger(__name__)
+
+MOST_SNAPSHOTS = 8
+"""Snapshots that placement weighs for one prompt, longest common prefix first."""
+UNKNOWN_PREFILL_SECONDS = 1 / 500
+"""Per token, until the engine has told its own: a small model on a few cores."""
+UNKNOWN_SAVE_SECONDS = 1 / 10_000
+"""Per token, until measured: 50 KB of KV per token at 500 MB/s."""
+LEARNING = 0.3
+"""Weight of the newest measurement."""
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds per token of prefill, save and restore, as measured; newest measurements weigh most."""
+
+    prefill: float = UNKNOWN_PREFILL_SECONDS
+    save: float = UNKNOWN_SAVE_SECONDS
+    restore: float = UNKNOWN_SAVE_SECONDS / 4
+    bytes_per_token: float = 0.0
+    _known: set[str] = field(default_factory=set)
+
+    def learn(self, what: str, seconds: float, tokens: int) -> None:
+        """`what`: prefill, save or restore; small amounts say nothing about the rate."""
+        if tokens < 64 or seconds <= 0:
+            return
+        now, old = seconds / tokens, getattr(self, what)
+        setattr(self, what, old + LEARNING * (now - old) if what in self._known else now)
+        self._known.add(what)
+
+
+@dataclass(eq=False)
+class Engine:
+    """One llama-server. `instance` counts its starts: a slot is named by engine, instance and number."""
+
+    name: str
+    kind: str
+    store: Store
+    metrics: Metrics
+    max_waiting: int
+    client: LlamaClient
+    wanted_model: str | None = None
+    slot_dir: Path | None = None
+    can_rewind: bool = True
+    unified: bool = True
+    instance: int = 0
+    ready: bool = False
+    why_not: str = "it is loading its model"
+    fingerprint: str | None = None
+    speculative: bool = False
+    has_slots_endpoint: bool = True
+    props: Props | None = None
+    costs: Costs = field(default_factory=Costs)
+    clock: Callable[[], float] = time.monotonic
+    missing: list[str] = field(default_factory=list)
+    """Sentences on what an attached engine lacks and what that costs."""
+
+    def __post_init__(self) -> None:
+        self.table = self._new_table(0)
+        self.renderer = Renderer(self.client)
+        self.known: OrderedDict[bytes, Rendered] = OrderedDict()
+        self.bases: OrderedDict[bytes, bytes] = OrderedDict()
+
+    @property
+    def model(self) -> str:
+        """The name that people know its model by."""
+        if self.wanted_model:
+            return self.wanted_model
+        if self.props is None:
+            return "unknown"
+        return self.props.model_alias or Path(self.props.model_path).name or "unknown"
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one request can use."""
+        return self.props.n_ctx if self.props else 0
+
+    @property
+    def can_save(self) -> bool:
+        """Slot files can be written and found again."""
+        has_files = self.slot_dir is not None and self.store.persist
+        return has_files and self.fingerprint is not None and not self.speculative
+
+    def require_ready(self) -> None:
+        """Raises EngineStarting (ours) or EngineDown (attached) when it cannot be asked now."""
+        if self.ready:
+            return
+        if self.kind == "attached":
+            raise EngineDown(f"The engine at {self.client.base_url} does not answer ({self.why_not}). Is it running?")
+        raise EngineStarting(f"The engine is not ready: {self.why_not}. Try again in a few seconds.", retry_after=2)
+
+    def adopt(self, props: Props, slots: list[SlotReport]) -> None:
+        """A fresh instance has answered: its slots are empty as far as we know."""
+        self.props, self.instance = props, self.instance + 1
+        self.renderer = Renderer(self.client)
+        self.known.clear()
+        self.bases.clear()
+        self.speculative = any(s.speculative for s in slots)
+        n_slots = len(slots) or props.total_slots
+        capacity = props.n_ctx if self.unified else None
+        if n_slots != self.table.n_slots:
+            self.table = self._new_table(n_slots)
+        self.table.capacity = capacity
+        self.metrics.add_engine(self.name, self.model, props.n_ctx)
+
+    def _new_table(self, n_slots: int) -> SlotTable:
+        return SlotTable(
+            n_slots,
+            None,
+            Abilities(),
+            self.clock,
+            self.max_waiting,
+            is_kept=lambda name: self.store.get(name) is not None,
+        )
+
+    def up(self) -> None:
+        """It may be asked."""
+        self.ready = True
+        self.refresh_abilities()
+
+    def down(self, why: str) -> list[tuple[str | None, int]]:
+        """It is gone, with everything in its slots (design.md, rule 7). Returns the lines that lost a slot."""
+        self.ready, self.why_not = False, why
+        lost = self.table.lose_all()
+        error = EngineStarting(f"The engine stopped: {why}. Try again in a few seconds.", retry_after=2)
+        self.table.refuse_waiting(error)
+        return lost
+
+    def refresh_abilities(self) -> None:
+        """Placement's prices from what was measured so far."""
+        c = self.costs
+        self.table.abilities = replace(
+            self.table.abilities,
+            save=self.can_save,
+            restore=self.can_save,
+            rewind=self.can_rewind,
+            save_cost=c.save / c.prefill,
+            restore_cost=c.restore / c.prefill,
+        )
+
+    def snapshots_for(self, tenant: str, tokens: bytes) -> tuple[SnapshotFacts, ...]:
+        """The snapshots that share most with a prompt, of this engine's fingerprint and directory."""
+        if not self.can_save or self.fingerprint is None:
+            return ()
+        facts = [
+            SnapshotFacts(s.id, s.n_tokens, min(s.n_tokens, common_prefix(self.store.tokens(s), tokens)))
+            for s in self.store.candidates(tenant, self.fingerprint)
+            if s.dir == self.slot_dir and s.effective is not False
+        ]
+        return tuple(sorted(facts, key=lambda f: (-f.common, f.tokens))[:MOST_SNAPSHOTS])
+
+    def snapshot(self, snapshot_id: str) -> Snapshot | None:
+        """The snapshot of that id, if it is still there."""
+        return self.store.get(snapshot_id)
+
+    async def report(self, slot: int) -> SlotReport | None:
+        """What the engine says of one slot; None when it cannot or will not say."""
+        if not self.has_slots_endpoint:
+            return None
+        try:
+            return next((s for s in await self.client.slots() if s.id == slot), None)
+        except EngineError as error:
+            log.debug("slots_unanswered", engine=self.name, error=str(error))
+            return None
+
+    async def wait_idle(self, slot: int, seconds: float) -> SlotReport | None:
+        """Polls GET /slots until the slot no longer works; None when that cannot be known in time.
+
+        Polling delays nobody: all our requests are streamed with progress (llama-server.md, "Closing the connection").
+        """
+        instance, deadline = self.instance, self.clock() + seconds
+        pause = 0.02
+        while self.instance == instance and self.ready and self.clock() < deadline:
+            report = await self.report(slot)
+            if report is not None and not report.is_processing:
+                return report
+            await asyncio.sleep(pause)
+            pause = min(0.2, pause * 1.5)
+        return None

@@ -1,0 +1,329 @@
+"""All engines of one proxy: started or attached, watched, started again, found by model name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from llamacpp import engines as children
+from llamacpp import gguf, memory
+from llamacpp.client import LlamaClient
+from llamacpp.engines import attached, build
+from llamacpp.errors import EngineError, EngineSetupError
+from policies.causes import Cause
+from proxy import fingerprint
+from proxy.config import Settings
+from proxy.engine import Engine
+from proxy.errors import BadRequest, StoreError, UnknownModel
+from proxy.lines import Line, LineBook
+from proxy.metrics import Metrics
+from proxy.store import Store
+from proxy.tasks import Tasks
+
+log = structlog.get_logger(__name__)
+
+HEALTH_SECONDS = 0.1
+"""Pause between two looks at a loading engine."""
+WATCH_SECONDS = 2.0
+"""Pause between two looks at an attached engine."""
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
+"""Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
+STABLE_SECONDS = 60.0
+DEFAULT_CTX = 32768
+"""Tokens of context of a child engine whose model could take more (contract.md, `--ctx-size`)."""
+
+
+@dataclass(eq=False)
+class Engines:
+    """The engines of this process. `start` returns at once; /readyz says when one can be asked."""
+
+    settings: Settings
+    store: Store
+    metrics: Metrics
+    lines: LineBook
+    tasks: Tasks
+    all: list[Engine] = field(default_factory=list)
+    failed: Exception | None = None
+    on_pressure: Callable[[Engine], None] = lambda _: None
+    """Told of an engine one of whose runners has outgrown its reserve."""
+    _children: dict[str, children.Child] = field(default_factory=dict)
+    _stopping: bool = False
+    _kinds: dict[str, str] = field(default_factory=dict)
+
+    # --- choosing ---------------------------------------------------------------------------------------------------
+
+    def pick(self, model: str | None, door: str = "chat") -> Engine:
+        """The engine for a request: named by alias, file or id; else any, when all serve one model (contract.md)."""
+        able = [
+            e for e in self.all if self._kinds.get(e.name, "chat") == ("embedding" if door == "embedding" else "chat")
+        ]
+        if not able:
+            raise BadRequest(f"No engine here is configured for this kind of request ({door}).")
+        named = [e for e in able if model and model in names_of(e)]
+        if not named and len({e.model for e in able}) == 1:
+            named = able
+        if not named:
+            known = ", ".join(sorted({e.model for e in able}))
+            raise UnknownModel(f"No engine here serves the model '{model or ''}'. Served are: {known}.", param="model")
+        ready = [e for e in named if e.ready] or named
+        return min(ready, key=lambda e: (e.table.n_waiting + len(e.table.runners()), e.name))
+
+    def is_ready(self) -> bool:
+        """At least one can be asked."""
+        return any(e.ready for e in self.all)
+
+    def is_stopping(self) -> bool:
+        """Engines that end now are not started again."""
+        return self._stopping
+
+    def why_not_ready(self) -> str:
+        """For /readyz."""
+        return "; ".join(f"{e.name}: {e.why_not}" for e in self.all if not e.ready) or "no engine is configured"
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begins to start or attach; raises EngineSetupError or UsageError for what can be known at once."""
+        key = self.settings.upstream_api_key
+        if not self.settings.upstream:
+            await self._start_child()
+            return
+        for number, text in enumerate(self.settings.upstream):
+            spec = attached.parse_upstream(text)
+            client = LlamaClient(spec.url, key.get_secret_value() if key else None)
+            engine = self._new_engine(f"engine{number}", "attached", client)
+            engine.wanted_model, engine.slot_dir = spec.model, spec.slots
+            self._kinds[engine.name] = spec.kind
+            self.tasks.spawn(self._watch(engine, spec), f"watch-{engine.name}")
+
+    async def stop(self, seconds: float) -> None:
+        """Ends our children (their slots are saved by then) and closes all connections."""
+        self._stopping = True
+        await asyncio.gather(*(child.stop(seconds) for child in self._children.values()))
+        for engine in self.all:
+            await engine.client.aclose()
+
+    async def wait_released(self, seconds: float) -> None:
+        """Until no request holds a slot, at most so long: cancelled ones leave within the engine's next batches."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while any(not s.is_idle for e in self.all for s in e.table.slots):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(0.05)
+
+    def suspect(self, engine: Engine) -> None:
+        """A cache hit fell far short of what was predicted: was the engine restarted unseen?"""
+        self.tasks.spawn(self.reconcile(engine), "reconcile")
+
+    async def reconcile(self, engine: Engine) -> None:
+        """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""
+        if not engine.has_slots_endpoint or engine.props is None or not engine.ready:
+            return
+        before = {
+            s.id: (s.n_tokens, s.last_used) for s in engine.table.slots if s.is_idle and s.n_tokens and s.last_used
+        }
+        try:
+            if engine.kind == "attached" and (await engine.client.props()).is_sleeping:
+                self._lost(engine, engine.table.lose_idle())
+                return
+            reports = await engine.client.slots()
+        except EngineError:
+            return
+        for report in reports:
+            slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
+            known = before.get(report.id)
+            if slot is None or known != (slot.n_tokens, slot.last_used) or not slot.is_idle or report.is_processing:
+                continue
+            if report.n_prompt_tokens != slot.n_tokens and (report.id_task >= 0 or not slot.was_restored):
+                log.warning(
+                    "slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=report.n_prompt_tokens
+                )
+                self._lost(engine, engine.table.correct(slot, report.n_prompt_tokens))
+
+    def remember(self, line: Line) -> None:
+        """Writes a line's ledger behind, so that it is known after a restart."""
+        self.store.put_ledger(line.to_record())
+        for forgotten in self.lines.take_forgotten():
+            self.tasks.spawn(self._forget(forgotten), "forget-line")
+
+    async def _forget(self, line: str) -> None:
+        try:
+            await self.store.forget_line(line)
+        except StoreError as error:
+            log.warning("line_not_forgotten", line=line, error=str(error))
+
+    def _new_engine(self, name: str, kind: str, client: LlamaClient) -> Engine:
+        engine = Engine(name, kind, self.store, self.metrics, self.settings.max_waiting, client)
+        engine.metrics.add_engine(name, "unknown", 0)
+        self.all.append(engine)
+        return engine
+
+    def _lost(self, engine: Engine, lost: list[str]) -> None:
+        for line in filter(None, map(self.lines.get, lost)):
+            line.lost = Cause.ENGINE_RESTART
+        if lost:
+            self.metrics.engine_restarted(engine.name)
+
+    # --- children ---------------------------------------------------------------------------------------------------
+
+    async def _start_child(self) -> None:
+        spec = child_spec(self.settings)
+        child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
+        engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
+        engine.slot_dir, engine.can_rewind = self.settings.slots_dir, can_rewind(spec)
+        engine.unified = "--no-kv-unified" not in spec.extra and "-no-kvu" not in spec.extra
+        self.tasks.spawn(self._keep_child(engine, spec, child), "keep-engine")
+
+    async def _keep_child(self, engine: Engine, spec: children.EngineSpec, child: children.Child | None) -> None:
+        """Runs one child after another until we stop."""
+        backoff = FIRST_BACKOFF
+        while not self.is_stopping():
+            began = engine.clock()
+            try:
+                if child is None:
+                    built = build.built_servers()
+                    child = await children.start(spec, state_dir=self.settings.state_dir, built=built)
+                    old, engine.client = engine.client, LlamaClient(child.base_url, child.api_key)
+                    await old.aclose()
+                self._children[engine.name] = child
+                await self._until_dead(engine, child)
+                why = child.obituary()
+            except EngineSetupError as error:
+                why = str(error)
+            child = None
+            self._children.pop(engine.name, None)
+            if self.is_stopping():
+                return
+            self._lost_instance(engine, why)
+            if engine.instance == 0:
+                self.failed = EngineSetupError(why)
+            backoff = FIRST_BACKOFF if engine.clock() - began > STABLE_SECONDS else backoff
+            log.error("engine_ended", engine=engine.name, why=why, again_in_seconds=backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(LONGEST_BACKOFF, backoff * 2)
+
+    async def _until_dead(self, engine: Engine, child: children.Child) -> None:
+        dead = asyncio.create_task(child.wait())
+        try:
+            while not dead.done():
+                if await engine.client.health():
+                    await self._take_over(engine)
+                    self.failed = None
+                    log.info(
+                        "engine_ready", engine=engine.name, kind=child.kind, model=engine.model, n_ctx=engine.n_ctx
+                    )
+                    await dead
+                    return
+                await asyncio.wait({dead}, timeout=HEALTH_SECONDS)
+        finally:
+            dead.cancel()
+
+    def _lost_instance(self, engine: Engine, why: str) -> None:
+        was_ready = engine.ready
+        lost = engine.down(why)
+        for line in filter(None, (self.lines.get(name) for name, _ in lost if name)):
+            line.lost = Cause.ENGINE_RESTART
+        if was_ready:
+            self.metrics.engine_restarted(engine.name)
+
+    async def _take_over(self, engine: Engine, has_slots: bool = True) -> None:
+        """A new instance answers: what is it, and by which fingerprint are its files known?"""
+        slots = await engine.client.slots() if has_slots else []
+        engine.adopt(await engine.client.props(), slots)
+        await self._take_fingerprint(engine, {s.id for s in slots if s.id_task < 0 and not s.is_processing})
+        engine.table.watch = lambda: self.on_pressure(engine)
+        engine.up()
+
+    async def _take_fingerprint(self, engine: Engine, empty: set[int]) -> None:
+        if engine.slot_dir is None or engine.speculative or not self.settings.persist or not empty:
+            return
+        known = self.settings.state_dir / "fingerprints"
+        try:
+            await self.store.add_dir(engine.slot_dir)
+            engine.fingerprint = await fingerprint.take(engine.client, max(empty), engine.slot_dir, self.store, known)
+        except (EngineError, OSError, StoreError) as error:
+            engine.fingerprint = None
+            log.warning(
+                "no_fingerprint", engine=engine.name, error=str(error), consequence="nothing is saved or restored"
+            )
+
+    # --- attached ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self, engine: Engine, spec: attached.AttachedSpec) -> None:
+        """Looks after an engine that somebody else runs: attach when it answers, notice when it goes."""
+        while not self.is_stopping():
+            healthy = await engine.client.health()
+            if healthy and not engine.ready:
+                await self._attach(engine, spec)
+            elif not healthy and engine.ready and not engine.table.runners():
+                self._lost_instance(engine, "its /health does not answer")
+                log.warning("engine_gone", engine=engine.name, url=spec.url)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _attach(self, engine: Engine, spec: attached.AttachedSpec) -> None:
+        try:
+            found = await attached.inspect(engine.client, spec)
+            engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
+            if not found.can_save:
+                engine.slot_dir = None
+            engine.can_rewind = rewinds(Path(found.props.model_path))
+            await self._take_over(engine, has_slots=found.has_slots)
+        except EngineError as error:
+            engine.why_not = str(error)
+            return
+        for sentence in engine.missing:
+            log.warning("engine_lacks", engine=engine.name, what=sentence)
+        log.info("engine_attached", engine=engine.name, url=spec.url, model=engine.model, n_ctx=engine.n_ctx)
+
+
+def names_of(engine: Engine) -> set[str]:
+    """Names that a client may call an engine's model by."""
+    names = {engine.model}
+    if engine.props is not None:
+        path = Path(engine.props.model_path)
+        names |= {engine.props.model_alias, engine.props.model_path, path.name, path.stem}
+    return names - {""}
+
+
+def child_spec(settings: Settings) -> children.EngineSpec:
+    """What to start. The context is the model's own, at most DEFAULT_CTX, unless it was asked for."""
+    chosen: list[str] = []
+    ctx = settings.ctx_size
+    if settings.model is not None and settings.model.is_file():
+        facts = memory.facts(gguf.read_header(settings.model))
+        ctx = ctx or min(facts.n_ctx_train or DEFAULT_CTX, DEFAULT_CTX)
+        if facts.kind == "swa":
+            # A sliding window that is not kept whole cannot be cut back (llama-server.md, "Sliding window ...").
+            chosen.append("--swa-full")
+    return children.EngineSpec(
+        model=settings.model,
+        kind=settings.engine,
+        llama_server=settings.llama_server,
+        parallel=settings.parallel,
+        ctx_size=ctx,
+        slot_dir=settings.slots_dir if settings.persist else None,
+        port=settings.engine_port,
+        extra=settings.engine_flags,
+        log_file=settings.logs_dir / "engine0.log",
+        alias=settings.model.stem if settings.model else None,
+        chosen=tuple(chosen),
+    )
+
+
+def can_rewind(spec: children.EngineSpec) -> bool:
+    """A slot's end can be cut off for free: dense memory, or a sliding window that is kept whole."""
+    if spec.model is None or not spec.model.is_file():
+        return True
+    return "--swa-full" in (*spec.chosen, *spec.extra) or rewinds(spec.model)
+
+
+def rewinds(model: Path) -> bool:
+    """By the model's own header; a file that cannot be read is taken to be dense, and the engine's figures tell."""
+    try:
+        return memory.facts(gguf.read_header(model)).kind == "dense"
+    except (EngineSetupError, OSError):
+        return True

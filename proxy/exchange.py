@@ -1,0 +1,347 @@
+"""The story of one request, top to bottom: prepare, place, carry out, send, relay, settle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import orjson
+import structlog
+
+from llamacpp.errors import EngineBroken, EngineError, EngineRefused, EngineUnreachable
+from llamacpp.errors import EngineStarting as EngineLoading
+from llamacpp.reports import Timings
+from llamacpp.wire import Asked, must_be_whole, streamed
+from policies.causes import Cause
+from policies.prefix import n_tokens
+from policies.slot_state import SlotEvent, SlotState
+from policies.types import Action, Match
+from proxy.api.read import ModelRequest
+from proxy.carry_out import Carried, carry_out, give_back
+from proxy.engine import Engine
+from proxy.errors import (
+    EngineAnswered,
+    EngineFailed,
+    EngineStarting,
+    InternalError,
+    PoolExceeded,
+    ShuttingDown,
+    SlotkeeperError,
+)
+from proxy.lines import Found, Line, new_line
+from proxy.relay import Relay
+from proxy.rendering import cut_base, render, render_pending
+from proxy.service import Service
+from proxy.settle import Clock, Record, after_answer, fill
+from proxy.slots import Grant, Slot, Want
+
+log = structlog.get_logger(__name__)
+
+CLOSE_TO_FULL = 0.9
+"""Share of the pool above which an estimate of a prompt's tokens is not good enough and it is rendered."""
+CANCEL_SECONDS = 20.0
+"""An engine notices a closed stream within 0.7 s (llama-server.md); a batch of a large model on a CPU takes longer."""
+NO_REPORT_SECONDS = 1.0
+"""Pause before a cancelled slot is used again on an engine that answers no GET /slots; it defers a busy pin anyway."""
+
+
+class Out(Protocol):
+    """The client's side of one answer. `started`: the status line is on its way."""
+
+    started: bool
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def end(self) -> None: ...
+
+    async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None: ...
+
+
+class Exchange:
+    """One model request on one engine."""
+
+    def __init__(self, service: Service, request: ModelRequest, out: Out, record: Record) -> None:
+        self.service, self.request, self.out, self.record = service, request, out, record
+        self.clock = Clock()
+        self.stopped: SlotkeeperError | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    async def run(self) -> None:
+        """Answers the client, also with an error; raises only CancelledError, when the client left."""
+        self._task = asyncio.current_task()
+        try:
+            await self._story()
+        except asyncio.CancelledError:
+            if self.stopped is None:
+                self.record.outcome = "client_left"
+                raise
+            if self._task is not None:
+                self._task.uncancel()
+            await self._fail(self.stopped)
+        except SlotkeeperError as error:
+            await self._fail(error)
+        except EngineError as error:
+            await self._fail(as_ours(error))
+        except Exception as error:
+            log.error("exchange_failed", request=self.record.id, exc_info=error)
+            await self._fail(
+                InternalError("Slotkeeper made a mistake with this request; its log says more. Try again.")
+            )
+        finally:
+            self._finish()
+
+    def stop(self) -> None:
+        """Ends the request because the pool would overflow; called by the keeper on the younger runner."""
+        self.stopped = PoolExceeded(
+            "This answer outgrew the engine's context beside an older one, which goes on. Send it again, ask for fewer "
+            "tokens (max_tokens), or start the engine with a larger --ctx-size.",
+            retry_after=5,
+        )
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _fail(self, error: SlotkeeperError) -> None:
+        self.record.outcome, self.record.error = error.outcome, error.code
+        await self.out.fail(error, self._headers())
+
+    # --- the story --------------------------------------------------------------------------------------------------
+
+    async def _story(self) -> None:
+        if self.service.stopping:
+            raise ShuttingDown("Slotkeeper is stopping; send the request again in a moment.", retry_after=5)
+        engine = self.service.engines.pick(self.request.model, self.request.door)
+        engine.require_ready()
+        found = self.service.lines.find(self.request.who, self.request.prompt, self.request.first_user)
+        line = found.line if found.line is not None and found.match is Match.EXTENDS else self._new_line()
+        self._describe(engine, line, found)
+        line.running += 1
+        try:
+            want = await self._want(engine, line, found)
+            grant = await self._acquire(engine, want)
+            carried = await self._carry_out(engine, grant, want)
+            await self._converse(engine, grant, want, found, carried)
+        finally:
+            line.running -= 1
+
+    def _new_line(self) -> Line:
+        r = self.request
+        return new_line(r.who, r.prompt, r.first_user, r.kind)
+
+    def _describe(self, engine: Engine, line: Line, found: Found) -> None:
+        r = self.record
+        r.line, r.engine, r.model, r.match = line.id, engine.name, engine.model, found.match
+        if found.line is not None and found.match in (Match.EDITED, Match.BASE):
+            r.divergence = {"message": found.shared, "token_estimate": found.held, "line": found.line.id}
+
+    async def _want(self, engine: Engine, line: Line, found: Found) -> Want:
+        """What to ask the slot table for; renders only when the prompt continues nothing that a slot holds."""
+        r, settings = self.request, self.service.settings
+        reserve = min(r.max_tokens if r.max_tokens is not None else settings.reply_reserve, settings.reply_reserve)
+        slot = engine.table.holding(line.id) if found.match is Match.EXTENDS else None
+        n_prompt = line.tokens_of(r.prompt.n_bytes)
+        if slot is not None:
+            n_prompt = slot.n_tokens + line.tokens_of(sum(r.prompt.sizes[found.shared :]))
+        want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh)
+        want.stem = found.line.id if found.line is not None and found.line is not line else None
+        room = engine.table.capacity or engine.n_ctx
+        if slot is not None and r.door == "chat" and not r.fresh and n_prompt + reserve < CLOSE_TO_FULL * room:
+            return want
+        want.tokens = await render(engine, self.request, line)
+        if want.tokens is not None:
+            tokens = want.tokens
+            want.n_prompt = n_tokens(tokens)
+            await render_pending(engine, r.who.tenant)
+            want.snapshots = lambda: engine.snapshots_for(r.who.tenant, tokens)
+        return want
+
+    async def _acquire(self, engine: Engine, want: Want) -> Grant:
+        engine.require_ready()
+        waits = engine.table.waits
+        began = time.perf_counter()
+        grant = await engine.table.acquire(want, self.service.settings.max_wait_seconds)
+        self.clock.waited = time.perf_counter() - began
+        if engine.table.waits > waits and self.clock.waited > 0:
+            engine.metrics.waited(engine.name)
+        engine.metrics.queued(engine.name, self.record.kind, self.clock.waited)
+        self.record.waited_ms = round(self.clock.waited * 1e3, 3)
+        return grant
+
+    async def _carry_out(self, engine: Engine, grant: Grant, want: Want) -> Carried:
+        """Runs to its end whatever the client does: a half-done save or restore would leave a slot in doubt."""
+        task: asyncio.Task[Carried] = self.service.tasks.spawn(self._prepare(engine, grant, want), "carry-out")
+        try:
+            carried = await asyncio.shield(task)
+        except BaseException:
+            task.add_done_callback(lambda _: give_back(engine, grant.target))
+            raise
+        self.record.placement, self.record.reason = carried.action, grant.place.reason
+        self.record.slot, self.record.predicted_cache_n = grant.target.id, carried.predicted_cache_n
+        engine.metrics.placement(engine.name, carried.action.value)
+        return carried
+
+    async def _prepare(self, engine: Engine, grant: Grant, want: Want) -> Carried:
+        carried = await carry_out(engine, grant, self.service.lines, want.line.id)
+        if not engine.can_rewind and carried.action is Action.COLD and not want.fresh:
+            await cut_base(engine, grant.target, self.request, want)
+        return carried
+
+    async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
+        """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
+        slot, r = grant.target, self.request
+        is_guest = carried.action is Action.GUEST and slot.line is not None
+        takes_over = is_guest and slot.n_tokens - carried.predicted_cache_n > SMALL_GUEST_LOSS
+        slot.apply(SlotEvent.SEND)
+        slot.last_used = engine.clock()
+        instance = engine.instance
+
+        def settle(timings: Timings) -> None:
+            if slot.state is not SlotState.BUSY or engine.instance != instance:
+                return
+            slot.apply(SlotEvent.ANSWERED)
+            self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
+
+        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle)
+        try:
+            await self._send(engine, slot, relay)
+        except BaseException:
+            if slot.state is SlotState.BUSY or engine.instance != instance:
+                self._abandon(engine, slot, want, found)
+            raise
+        finally:
+            self.clock.first = relay.first_event
+        if slot.state is SlotState.BUSY:
+            self._abandon(engine, slot, want, found)
+
+    async def _send(self, engine: Engine, slot: Slot, relay: Relay) -> None:
+        r = self.request
+        whole = None if r.stream else must_be_whole(r.body, r.shapes)
+        body = {**(r.body if whole else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": not r.fresh}
+        self.clock.sent = time.perf_counter()
+        async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
+            if response.status_code != 200:
+                raise answered(response.status_code, await response.aread())
+            if whole:
+                await relay.whole(await response.aread())
+            else:
+                await relay.events(response.aiter_raw(), slot.runner)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        engine: Engine,
+        slot: Slot,
+        want: Want,
+        found: Found,
+        timings: Timings,
+        carried: Carried,
+        *,
+        is_guest: bool,
+    ) -> None:
+        line, r = want.line, self.request
+        verdict = after_answer(engine, slot, line, found, self.record, timings, stem=found.line)
+        slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
+        fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest)
+        if verdict.cause is Cause.RESTORE_INEFFECTIVE and carried.snapshot is not None:
+            self.service.store.mark_effective(carried.snapshot.id, False)
+            engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)
+        if r.fresh:
+            # Its cells stay in use until the next prompt; nobody may find or keep what lies there.
+            slot.line, slot.tokens, slot.body = None, b"", None
+        else:
+            self.service.lines.advance(line, r.prompt, timings.cache_n + timings.prompt_n)
+            self.service.engines.remember(line)
+        if timings.cache_n + MISPREDICTED < carried.predicted_cache_n:
+            self.service.engines.suspect(engine)
+        engine.refresh_abilities()
+        engine.table.release(slot)
+
+    def _abandon(self, engine: Engine, slot: Slot, want: Want, found: Found) -> None:
+        """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
+        slot.apply(SlotEvent.CANCELLED)
+        if not want.fresh and slot.line in (None, want.line.id):
+            # A repeated request has to find its line, and wait for its slot, at once.
+            self.service.lines.advance(want.line, self.request.prompt, want.line.n_tokens)
+            want.line.lost = Cause.CANCELLED
+            slot.line = want.line.id
+        self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
+
+    async def _resolve(self, engine: Engine, slot: Slot, want: Want) -> None:
+        instance = engine.instance
+        try:
+            report = await engine.wait_idle(slot.id, CANCEL_SECONDS) if engine.has_slots_endpoint else None
+            if report is None and engine.ready and engine.instance == instance:
+                await asyncio.sleep(NO_REPORT_SECONDS)
+        finally:
+            if engine.instance != instance or not engine.ready:
+                slot.clear()
+            elif report is None:
+                slot.tokens = b""
+                slot.n_tokens = max(slot.n_tokens, want.n_prompt)
+            else:
+                slot.n_tokens = report.n_prompt_tokens
+                slot.tokens = (want.tokens if want.tokens is not None else slot.tokens)[: 4 * slot.n_tokens]
+            slot.saved, slot.body, slot.is_rendered = 0, None, True
+            slot.tenant = want.tenant if slot.n_tokens else None
+            engine.table.release(slot)
+
+    def _finish(self) -> None:
+        r, c, now = self.record, self.clock, time.perf_counter()
+        r.seconds = round(now - c.start, 4)
+        m = self.service.metrics
+        m.request(self.request.door if self.request.door != "infill" else "native", r.kind, r.outcome)
+        if r.engine:
+            engine_seconds = (r.prompt_ms + r.predicted_ms) / 1e3
+            m.finished(r.engine, r.kind, seconds=now - c.start, overhead=now - c.start - c.waited - engine_seconds)
+            if c.first:
+                m.first_token(r.engine, r.kind, c.first - c.start)
+        self.service.remember(r)
+
+    def _headers(self) -> dict[str, str]:
+        r = self.record
+        headers = {"x-slotkeeper-request-id": r.id}
+        if r.line:
+            headers["x-slotkeeper-line"] = r.line
+        if r.placement:
+            headers |= {
+                "x-slotkeeper-slot": str(r.slot),
+                "x-slotkeeper-placement": r.placement,
+                "x-slotkeeper-waited-ms": str(round(r.waited_ms)),
+                "x-slotkeeper-predicted-cache-n": str(r.predicted_cache_n),
+            }
+        return headers
+
+
+SMALL_GUEST_LOSS = 16
+"""policies/placement.SMALL_TAIL: a guest that cuts off more than this has taken the slot over."""
+MISPREDICTED = 64
+"""Tokens short of the prediction that make us ask whether the engine was restarted unseen."""
+
+
+def answered(status: int, body: bytes) -> SlotkeeperError:
+    """The engine's refusal, to be handed on with its status and its own fields."""
+    try:
+        found = orjson.loads(body)
+        raw = found.get("error") if isinstance(found, dict) else None
+    except orjson.JSONDecodeError:
+        raw = None
+    if not isinstance(raw, dict):
+        raw = {"message": f"The engine answered {status} without a reason.", "type": "server_error"}
+    return EngineAnswered(status, raw)
+
+
+def as_ours(error: EngineError) -> SlotkeeperError:
+    """An engine's failure as the client sees it."""
+    if isinstance(error, EngineRefused):
+        return answered(error.status, error.body)
+    if isinstance(error, EngineLoading):
+        return EngineStarting(error.message, retry_after=2)
+    if isinstance(error, EngineUnreachable):
+        return EngineFailed(f"The engine broke off: {error.message} Send the request again.", retry_after=2)
+    if isinstance(error, EngineBroken):
+        return EngineFailed(error.message)
+    return EngineFailed(f"The engine failed: {error.message} Send the request again.")

@@ -1,0 +1,206 @@
+"""Background work, each piece under a lease: relief when the pool fills, idle saves, base snapshots, saves at exit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from llamacpp.errors import EngineError
+from policies.prefix import common_prefix, n_tokens
+from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, exit_order, is_worth, next_base, next_save, relieve
+from proxy.carry_out import evict, give_back, restore, save
+from proxy.engine import Engine
+from proxy.rendering import BASE_AT_LEAST, base_tokens, has_base, render_slot
+from proxy.service import Service
+from proxy.slots import Slot
+
+log = structlog.get_logger(__name__)
+
+ROUND_SECONDS = 1.0
+"""Pause between two looks at what is idle."""
+RECONCILE_SECONDS = 30.0
+RENDER_IDLE_SECONDS = 3.0
+"""A slot idle for so long is rendered ahead, so that a new prompt has something to be compared with."""
+DAY = 86_400.0
+
+
+class Keeper:
+    """One per process. `run` until cancelled, then `save_all`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._day, self._written = time.time(), 0.0
+        self._pressed: set[str] = set()
+        self._reconciled = 0.0
+
+    async def run(self) -> None:
+        """Rounds of upkeep for every engine that is idle."""
+        while True:
+            await asyncio.sleep(ROUND_SECONDS)
+            for engine in self._service.engines.all:
+                try:
+                    await self._round(engine)
+                except EngineError as error:
+                    log.warning("upkeep_failed", engine=engine.name, error=str(error))
+
+    async def _round(self, engine: Engine) -> None:
+        if not engine.ready or engine.table.runners() or engine.table.has_waiting():
+            return
+        if time.monotonic() - self._reconciled > RECONCILE_SECONDS:
+            self._reconciled = time.monotonic()
+            await self._service.engines.reconcile(engine)
+        await self._render_ahead(engine)
+        if engine.can_save:
+            await self._save_one(engine)
+            await self._base_one(engine)
+
+    async def _render_ahead(self, engine: Engine) -> None:
+        for slot in engine.table.slots:
+            if slot.is_idle and not slot.is_rendered and engine.clock() - slot.last_used > RENDER_IDLE_SECONDS:
+                await render_slot(engine, slot)
+
+    # --- idle saves -------------------------------------------------------------------------------------------------
+
+    async def _save_one(self, engine: Engine) -> None:
+        if time.time() - self._day > DAY:
+            self._day, self._written = time.time(), 0.0
+        a, per_token = engine.table.abilities, engine.costs.bytes_per_token
+        found = next_save(self._idle(engine), a.save_cost, DAILY_BYTES - self._written, per_token)
+        if found is None:
+            return
+        slot = engine.table.slots[found]
+        engine.table.lease(slot)
+        try:
+            snapshot = await save(engine, slot, "idle")
+            self._written += snapshot.bytes if snapshot else 0
+        finally:
+            give_back(engine, slot)
+
+    def _idle(self, engine: Engine) -> tuple[IdleSlot, ...]:
+        now = engine.clock()
+        return tuple(
+            IdleSlot(
+                s.id, s.n_tokens, s.n_tokens - engine.table.saved_of(s), now - s.last_used, self._wants_base(engine, s)
+            )
+            for s in engine.table.slots
+            if s.is_idle and s.n_tokens
+        )
+
+    # --- base snapshots ---------------------------------------------------------------------------------------------
+
+    def _wants_base(self, engine: Engine, slot: Slot) -> bool:
+        """A slot whose base may deserve a snapshot of its own (memory that can be rewound; else it was cut before)."""
+        if slot.body is None or not engine.can_rewind or slot.n_tokens < BASE_AT_LEAST or slot.tenant is None:
+            return False
+        base = engine.bases.get(slot.base)
+        return base is None or (n_tokens(base) >= BASE_AT_LEAST and not has_base(engine, slot.tenant, base))
+
+    async def _base_one(self, engine: Engine) -> None:
+        """Copies a slot through its file into an empty one, cuts it at the base's end there, and saves that."""
+        found = next_base(self._idle(engine))
+        target = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
+        if found is None or target is None:
+            return
+        slot = engine.table.slots[found]
+        if slot.body is None or slot.tenant is None:
+            return
+        base = await base_tokens(engine, slot.base, slot.body)
+        await render_slot(engine, slot)
+        size, room = n_tokens(base), engine.table.capacity
+        fits = room is None or engine.table.used() + slot.n_tokens <= room
+        a = engine.table.abilities
+        if size < BASE_AT_LEAST or common_prefix(base, slot.tokens) < size or not fits:
+            return
+        if not (slot.is_idle and target.is_idle and is_worth(size, slot.n_tokens, a.save_cost)):
+            return
+        engine.table.lease(slot)
+        engine.table.lease(target)
+        try:
+            await self._cut(engine, slot, target, base)
+        finally:
+            give_back(engine, slot)
+            give_back(engine, target)
+
+    async def _cut(self, engine: Engine, slot: Slot, target: Slot, base: bytes) -> None:
+        tenant, line = slot.tenant, slot.line or ""
+        whole = engine.snapshot(slot.snapshot) if slot.snapshot and slot.saved >= n_tokens(base) else None
+        whole = whole or await save(engine, slot, "base")
+        if whole is None or not await restore(engine, target, whole, line):
+            return
+        try:
+            await engine.client.prime(target.id, base)
+            target.clear()
+            target.tokens, target.n_tokens, target.tenant, target.line = base, n_tokens(base), tenant, line
+            await save(engine, target, "base", kind="base")
+        finally:
+            await engine.client.erase_slot(target.id)
+            target.clear()
+
+    # --- a pool that fills ------------------------------------------------------------------------------------------
+
+    def press(self, engine: Engine) -> None:
+        """A runner has outgrown its reserve: look after the pool until nobody has."""
+        if engine.name not in self._pressed:
+            self._pressed.add(engine.name)
+            self._service.tasks.spawn(self._relieve(engine), f"relieve-{engine.name}")
+
+    async def _relieve(self, engine: Engine) -> None:
+        try:
+            while any(s.runner and s.runner.n_decoded > s.runner.reserve for s in engine.table.slots):
+                await self._relieve_once(engine)
+                await asyncio.sleep(0.02)
+        finally:
+            self._pressed.discard(engine.name)
+
+    async def _relieve_once(self, engine: Engine) -> None:
+        table = engine.table
+        if table.capacity is None:
+            return
+        runners = tuple(Growth(s.id, s.runner.order, _rate(s)) for s in table.runners() if s.runner)
+        idle = sorted((s for s in table.slots if s.is_idle and s.n_tokens), key=lambda s: s.last_used)
+        gone, ended = relieve(table.used(), table.capacity, tuple((s.id, s.n_tokens) for s in idle), runners)
+        for slot in (table.slots[number] for number in gone):
+            if not slot.is_idle:
+                continue
+            table.lease(slot)
+            try:
+                await evict(engine, slot, self._service.lines, keep=True)
+            finally:
+                give_back(engine, slot)
+        if ended is not None and (runner := table.slots[ended].runner) is not None and not runner.stopped:
+            runner.stopped = True
+            log.warning("runner_ended", engine=engine.name, slot=ended, n_decoded=runner.n_decoded)
+            runner.stop()
+
+    # --- exit -------------------------------------------------------------------------------------------------------
+
+    async def save_all(self, seconds: float) -> None:
+        """Saves what is worth it, most at stake first, within a deadline."""
+        try:
+            async with asyncio.timeout(seconds):
+                for engine in self._service.engines.all:
+                    await self._save_engine(engine)
+        except TimeoutError:
+            log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
+
+    async def _save_engine(self, engine: Engine) -> None:
+        if not engine.ready or not engine.can_save:
+            return
+        for number in exit_order(self._idle(engine)):
+            slot = engine.table.slots[number]
+            if slot.is_idle:
+                engine.table.lease(slot)
+                try:
+                    await save(engine, slot, "exit")
+                finally:
+                    give_back(engine, slot)
+
+
+def _rate(slot: Slot) -> float:
+    """Tokens a second that a runner generates, from its first token on."""
+    runner = slot.runner
+    if runner is None or not runner.first_token:
+        return 0.0
+    return runner.n_decoded / max(0.05, time.perf_counter() - runner.first_token)

@@ -1,0 +1,193 @@
+"""Which conversation does a prompt belong to? Lines, their ledgers, and how a prompt relates to them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from policies.causes import Cause
+from policies.prefix import shared_entries
+from policies.types import DIGEST_BYTES, Match, Prompt
+from proxy.store_types import LedgerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks: never crosses tenants. `session` is what the client names its conversation, if it names it.
+
+    `agent` is a sub-agent's own id within a session; `parent` the session that started this one.
+    """
+
+    tenant: str
+    session: str | None = None
+    agent: str | None = None
+    parent: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """A series of prompts of which each extends the one before, and what is known of its tokens.
+
+    `n_tokens`: tokens of the newest prompt. `lost`: why the slot that held it no longer does.
+    """
+
+    id: str
+    who: Identity
+    prompt: Prompt
+    first_user: bytes
+    n_tokens: int = 0
+    bytes_per_token: float = 3.0
+    lost: Cause | None = None
+    kind: str = "main"
+    n_requests: int = 0
+    running: int = 0
+    """Requests of this line that wait or run; it is not forgotten meanwhile."""
+
+    def to_record(self) -> LedgerRecord:
+        """For state.db: hashes, sizes and counts, no text."""
+        p = self.prompt
+        return LedgerRecord(
+            line=self.id,
+            tenant=self.who.tenant,
+            session=self.who.session or "",
+            agent=self.who.agent or "",
+            parent=self.who.parent,
+            base=p.system + p.tools + p.params,
+            chain=p.chain,
+            n_tokens=self.n_tokens,
+            updated=time.time(),
+            extra={
+                "sizes": p.sizes,
+                "n_leading": p.n_leading,
+                "first_user": self.first_user.hex(),
+                "kind": self.kind,
+                "bytes_per_token": self.bytes_per_token,
+            },
+        )
+
+    @classmethod
+    def from_record(cls, record: LedgerRecord) -> Line:
+        """A line as it was before a restart; raises ValueError for a record that is not whole."""
+        try:
+            extra, size = record.extra, DIGEST_BYTES
+            system, tools, params = (record.base[i : i + size] for i in (0, size, 2 * size))
+            prompt = Prompt(system, tools, params, record.chain, tuple(extra["sizes"]), extra["n_leading"])
+            who = Identity(record.tenant, record.session or None, record.agent or None, record.parent)
+            line = cls(
+                record.line, who, prompt, bytes.fromhex(extra["first_user"]), record.n_tokens, kind=extra["kind"]
+            )
+            line.bytes_per_token, line.lost = float(extra["bytes_per_token"]), Cause.ENGINE_RESTART
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a line: {error}") from error
+        return line
+
+    def tokens_of(self, n_bytes: int) -> int:
+        """Tokens that so many bytes of messages are likely to make; rounded up, with a margin for the template."""
+        return int(n_bytes / self.bytes_per_token * 1.1) + 16
+
+
+def new_line(who: Identity, prompt: Prompt, first_user: bytes, kind: str) -> Line:
+    """A line of its own; the book finds it once `advance` was told of a first answer."""
+    return Line(secrets.token_hex(8), who, prompt, first_user, kind=kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The line that a prompt belongs to or stems from. `shared`: messages in common; `held`: tokens, estimated."""
+
+    line: Line | None
+    match: Match
+    shared: int = 0
+
+    @property
+    def held(self) -> int:
+        """Tokens of the line's newest prompt that this prompt had in common with it, estimated from bytes."""
+        if self.line is None:
+            return 0
+        if self.match is Match.EXTENDS:
+            return self.line.n_tokens
+        total = self.line.prompt.n_bytes or 1
+        return int(self.line.n_tokens * sum(self.line.prompt.sizes[: self.shared]) / total)
+
+
+class LineBook:
+    """The newest `max_lines` lines of all tenants, least recently used out first."""
+
+    def __init__(self, max_lines: int) -> None:
+        self._max = max_lines
+        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._by_tail: dict[_Key, str] = {}
+        self._by_start: dict[_Key, str] = {}
+        self._forgotten: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(tuple(self._lines.values()))
+
+    def get(self, line_id: str | None) -> Line | None:
+        """The line of that id, if it is still known."""
+        return self._lines.get(line_id) if line_id else None
+
+    def find(self, who: Identity, prompt: Prompt, first_user: bytes) -> Found:
+        """The longest ledger that the prompt extends; else the one that it edits; else one with another base."""
+        for position in range(len(prompt.chain) - 1, max(prompt.n_leading, 0) - 1, -1):
+            line = self.get(self._by_tail.get(_key(who, prompt.chain[position])))
+            if line is not None:
+                return Found(line, Match.EXTENDS, position + 1)
+        line = self.get(self._by_start.get(_key(who, first_user)))
+        if line is None:
+            return Found(None, Match.NEW)
+        shared = shared_entries(line.prompt.chain, prompt.chain)
+        return Found(line, Match.EDITED if shared > prompt.n_leading else Match.BASE, shared)
+
+    def advance(self, line: Line, prompt: Prompt, n_tokens: int) -> None:
+        """The line's newest prompt was processed: it is what the next one has to extend."""
+        self._unlink(line)
+        line.prompt, line.n_tokens, line.lost = prompt, n_tokens, None
+        line.n_requests += 1
+        if n_tokens > 0 and prompt.n_bytes > 0:
+            line.bytes_per_token = max(0.5, prompt.n_bytes / n_tokens)
+        self.keep(line)
+
+    def keep(self, line: Line) -> None:
+        """Makes a line findable (again); the oldest line beyond the bound that nobody uses is forgotten."""
+        self._lines[line.id] = line
+        self._lines.move_to_end(line.id)
+        if line.prompt.chain:
+            self._by_tail[_key(line.who, line.prompt.chain[-1])] = line.id
+        self._by_start[_key(line.who, line.first_user)] = line.id
+        excess = len(self._lines) - self._max
+        for old in [old for old in self._lines.values() if not old.running][: max(0, excess)]:
+            self.forget(old)
+            self._forgotten.append(old.id)
+
+    def forget(self, line: Line) -> None:
+        """Drops a line and its ledger."""
+        self._unlink(line)
+        self._lines.pop(line.id, None)
+
+    def take_forgotten(self) -> list[str]:
+        """Ids of lines that were dropped for the bound since the last call."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
+    def _unlink(self, line: Line) -> None:
+        keys = [(self._by_start, _key(line.who, line.first_user))]
+        if line.prompt.chain:
+            keys.append((self._by_tail, _key(line.who, line.prompt.chain[-1])))
+        for index, key in keys:
+            if index.get(key) == line.id:
+                del index[key]
+
+
+_Key = tuple[str, str | None, str | None, bytes]
+
+
+def _key(who: Identity, entry: bytes) -> _Key:
+    """Lines are found within one tenant, session and agent only (design.md, "line")."""
+    return who.tenant, who.session, who.agent, entry

@@ -1,0 +1,132 @@
+"""Upstream events to the client, unchanged and at once; what only we asked for is kept back; an answer that was wanted
+whole is assembled. Tells when the engine's own figures have come, before the client can know that it is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING
+
+import orjson
+
+from llamacpp.errors import EngineBroken
+from llamacpp.reports import Timings, error_of
+from llamacpp.sse import EventSplitter, data_of
+from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
+from proxy.slots import Runner
+
+if TYPE_CHECKING:
+    from proxy.exchange import Out
+
+_MARKS = (b'"prompt_progress"', b'"timings"', b'"usage"', b'"error"')
+"""An event without these is content and is not parsed. Content that quotes them is parsed, which costs little."""
+SSE_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class Relay:
+    """One answer. `settle` is called once, with the engine's timings, before the answer's end is passed on."""
+
+    def __init__(
+        self, kind: Kind, asked: Asked, out: Out, headers: Mapping[str, str], settle: Callable[[Timings], None]
+    ) -> None:
+        self._asked, self._out, self._headers, self._settle = asked, out, headers, settle
+        self._decoder = Decoder(kind)
+        self._settled = False
+        self.first_event = 0.0
+        """When the first event came that bears something, by time.perf_counter; 0.0 before."""
+
+    async def events(self, chunks: AsyncIterator[bytes], runner: Runner | None) -> None:
+        """Relays or assembles a streamed answer. Raises EngineRefused for an error before anything was passed on."""
+        splitter = EventSplitter()
+        async for chunk in chunks:
+            shown = [event for event in splitter.feed(chunk) if self._look(event)]
+            if not shown:
+                continue
+            if not self.first_event:
+                self.first_event = time.perf_counter()
+            if runner is not None:
+                runner.n_decoded += len(shown)
+                runner.first_token = runner.first_token or self.first_event
+                runner.grew()
+            if self._asked.stream:
+                await self._pass_on(b"".join(shown))
+        if not self._asked.stream:
+            whole = orjson.dumps(self._decoder.whole(self._asked))
+            self._close()
+            await self._answer(whole)
+            return
+        if rest := splitter.rest():
+            raise EngineBroken(
+                f"llama-server's stream ended inside an event ({len(rest)} bytes); send the request again."
+            )
+        self._close()
+        if not self._settled:
+            raise EngineBroken("llama-server's stream ended before the answer was complete; send the request again.")
+        await self._pass_on(b"")
+        await self._out.end()
+
+    async def whole(self, body: bytes) -> None:
+        """Passes on an answer that had to be asked for whole."""
+        found = orjson.loads(body)
+        self.first_event = time.perf_counter()
+        parts = found if isinstance(found, list) else [found]
+        timings = next((t for t in (Timings.from_json(p.get("timings")) for p in parts) if t is not None), None)
+        if timings is not None:
+            self._done(timings)
+        await self._answer(body)
+
+    def _look(self, event: bytes) -> bool:
+        """Whether the client is to see an event; everything that we want to know of it is read here."""
+        wanted_whole = not self._asked.stream
+        if not wanted_whole and not any(mark in event for mark in _MARKS):
+            return True
+        data = data_of(event)
+        if data is None or data == b"[DONE]":
+            return not wanted_whole
+        try:
+            found = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise EngineBroken("llama-server sent an event that is not JSON; send the request again.") from None
+        if not isinstance(found, dict):
+            return True
+        return self._read(found)
+
+    def _read(self, found: Json) -> bool:
+        if not self._out.started and (refused := error_of(found)) is not None:
+            raise refused
+        if not self._asked.stream or any(name in found for name in ("prompt_progress", "timings", "error", "usage")):
+            self._decoder.feed(found)
+        if self._decoder.timings is not None and _is_last(found):
+            self._done(self._decoder.timings)
+        return not is_unasked(found, self._asked)
+
+    def _close(self) -> None:
+        """The stream has ended: timings that came in no closing event are taken as they are."""
+        if self._decoder.timings is not None and not self._settled:
+            self._done(self._decoder.timings)
+
+    def _done(self, timings: Timings) -> None:
+        if not self._settled:
+            self._settled = True
+            self._settle(timings)
+
+    async def _pass_on(self, data: bytes) -> None:
+        if not self._out.started:
+            await self._out.start(200, {**SSE_HEADERS, **self._headers})
+        if data:
+            await self._out.write(data)
+
+    async def _answer(self, body: bytes) -> None:
+        await self._out.start(200, {"content-type": "application/json; charset=utf-8", **self._headers})
+        await self._out.write(body)
+        await self._out.end()
+
+
+def _is_last(found: Json) -> bool:
+    """The event that bears the figures of the whole answer (`timings_per_token` puts figures into others, too)."""
+    if "timings" not in found:
+        return False
+    choices = found.get("choices")
+    if choices is None:
+        return found.get("stop") is True
+    return not choices or choices[0].get("finish_reason") is not None

@@ -1,0 +1,118 @@
+"""Exact tokens of prompts, only where they are needed: for a prompt that continues nothing, for the slots that it is
+compared with, and for bases. Everything here fails open: without tokens a prompt is placed cold."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeVar
+
+import orjson
+import structlog
+
+from llamacpp.errors import EngineError
+from policies.prefix import common_prefix, n_tokens
+from policies.slot_state import SlotState
+from proxy.api.read import ModelRequest
+from proxy.carry_out import save
+from proxy.engine import Engine
+from proxy.lines import Line
+from proxy.slots import Slot, Want
+
+log = structlog.get_logger(__name__)
+
+MOST_KNOWN = 8
+"""Renderings and bases remembered per engine: a few agents' bases, a few hundred kilobytes each."""
+BASE_AT_LEAST = 256
+"""Tokens of a base below which a snapshot of its own is not worth a file; agents' bases are 1,000 to 25,000."""
+V = TypeVar("V")
+
+
+async def render(engine: Engine, request: ModelRequest, line: Line) -> bytes | None:
+    """Packed tokens of a request's prompt; None when the engine refuses to render it (the request will say why)."""
+    try:
+        if request.door == "chat":
+            return await _render_chat(engine, request.prompt.base, orjson.dumps(request.body))
+        if request.door == "infill":
+            return None
+        return await engine.renderer.tokens_of_prompt(request.body.get("prompt"))
+    except EngineError as error:
+        log.info("render_failed", engine=engine.name, line=line.id, error=type(error).__name__)
+        return None
+
+
+async def _render_chat(engine: Engine, base: bytes, body: bytes) -> bytes | None:
+    known = engine.known.get(base) or next(reversed(engine.known.values()), None)
+    rendered = await engine.renderer.tokens_of(body, known)
+    if rendered.has_media:
+        return None
+    _remember(engine.known, base, rendered)
+    return rendered.tokens
+
+
+async def render_pending(engine: Engine, tenant: str) -> None:
+    """Renders what a tenant's idle slots hold, where that is not known yet."""
+    for slot in engine.table.slots:
+        if not slot.is_rendered and slot.tenant == tenant and slot.state is SlotState.IDLE:
+            await render_slot(engine, slot)
+
+
+async def render_slot(engine: Engine, slot: Slot) -> None:
+    """Renders one slot's newest prompt; nothing changes when the slot was used again meanwhile."""
+    body = slot.body
+    if body is None or slot.is_rendered:
+        return
+    try:
+        tokens = await _render_chat(engine, slot.base, body)
+    except EngineError as error:
+        log.info("render_failed", engine=engine.name, slot=slot.id, error=type(error).__name__)
+        tokens = None
+    if slot.body is body:
+        slot.is_rendered = True
+        if tokens is not None:
+            slot.tokens = tokens[: 4 * slot.n_tokens]
+
+
+async def base_tokens(engine: Engine, base: bytes, body: bytes) -> bytes:
+    """Packed tokens of the base of a chat body; empty when it has none or cannot be rendered."""
+    if base not in engine.bases:
+        try:
+            _remember(engine.bases, base, await engine.renderer.base_of(body))
+        except EngineError as error:
+            log.info("base_unknown", engine=engine.name, error=type(error).__name__)
+            return b""
+    return engine.bases[base]
+
+
+async def cut_base(engine: Engine, slot: Slot, request: ModelRequest, want: Want) -> None:
+    """Processes the base alone in a leased, cold slot and keeps it, where memory cannot be cut back to it later.
+
+    The base would be processed next anyway: the price is the file and 1-4 tokens (llama-server.md, "Slot files").
+    """
+    if request.door != "chat" or not engine.can_save or want.tokens is None:
+        return
+    base = await base_tokens(engine, request.prompt.base, orjson.dumps(request.body))
+    size = n_tokens(base)
+    if size < BASE_AT_LEAST or common_prefix(base, want.tokens) < size or has_base(engine, want.tenant, base):
+        return
+    try:
+        await engine.client.prime(slot.id, base)
+    except EngineError as error:
+        log.warning("base_not_cut", engine=engine.name, slot=slot.id, error=str(error))
+        return
+    slot.tokens, slot.n_tokens, slot.tenant, slot.line = base, size, want.tenant, want.line.id
+    await save(engine, slot, "base", kind="base")
+
+
+def has_base(engine: Engine, tenant: str, base: bytes) -> bool:
+    """A snapshot that ends exactly at this base is there."""
+    if engine.fingerprint is None:
+        return False
+    found = engine.store.candidates(tenant, engine.fingerprint)
+    return any(s.n_tokens == n_tokens(base) and engine.store.tokens(s) == base for s in found)
+
+
+def _remember(known: OrderedDict[bytes, V], key: bytes, value: V) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > MOST_KNOWN:
+        known.popitem(last=False)

@@ -1,0 +1,114 @@
+"""The end of a request, whatever it was: ledger, slot, metrics, cause, record. Once each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamacpp.reports import Timings
+from policies.causes import Turn, Verdict, explain
+from policies.types import Action, Match
+from proxy.engine import Engine
+from proxy.errors import Outcome
+from proxy.lines import Found, Line
+from proxy.metrics import Kind
+from proxy.slots import Slot
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as /slotkeeper/requests shows it: numbers, names and hashes, never text."""
+
+    id: str
+    tenant: str
+    dialect: str
+    kind: Kind
+    started: float
+    line: str = ""
+    engine: str = ""
+    model: str = ""
+    slot: int = -1
+    placement: str = ""
+    reason: str = ""
+    match: str = ""
+    predicted_cache_n: int = 0
+    cache_n: int = 0
+    prompt_n: int = 0
+    predicted_n: int = 0
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+    waited_ms: float = 0.0
+    seconds: float = 0.0
+    cause: str | None = None
+    reprocessed: int = 0
+    outcome: Outcome = "ok"
+    error: str | None = None
+    divergence: dict[str, Any] = field(default_factory=dict)
+    """First message that differs from the ledger: its index and the positions around it in tokens (estimated)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the ops door and state.db."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(slots=True)
+class Clock:
+    """Marks of one request, in seconds of one monotonic clock; 0.0 where not reached."""
+
+    start: float = field(default_factory=time.perf_counter)
+    sent: float = 0.0
+    waited: float = 0.0
+    first: float = 0.0
+
+
+def after_answer(
+    engine: Engine, slot: Slot, line: Line, found: Found, record: Record, timings: Timings, *, stem: Line | None
+) -> Verdict:
+    """What the engine did, told to costs, metrics and record. Call before the ledger advances."""
+    record.cache_n, record.prompt_n, record.predicted_n = timings.cache_n, timings.prompt_n, timings.predicted_n
+    record.prompt_ms, record.predicted_ms = timings.prompt_ms, timings.predicted_ms
+    engine.costs.learn("prefill", timings.prompt_ms / 1000, timings.prompt_n)
+    verdict = explain(
+        Turn(
+            match=found.match,
+            held=min(_held(found, stem, timings), timings.cache_n + timings.prompt_n),
+            cache_n=timings.cache_n,
+            predicted_cache_n=record.predicted_cache_n,
+            same_tools=found.line is None or found.line.prompt.tools == line.prompt.tools,
+            lost=line.lost,
+            restored=record.placement in (Action.RESTORE, Action.FORK),
+            can_rewind=engine.can_rewind,
+        )
+    )
+    record.cause, record.reprocessed = verdict.cause, verdict.reprocessed
+    m, model, kind = engine.metrics, engine.model, record.kind
+    m.prompt(
+        engine.name, model, kind, cached=timings.cache_n, processed=timings.prompt_n, seconds=timings.prompt_ms / 1000
+    )
+    m.predicted(engine.name, model, kind, tokens=timings.predicted_n, seconds=timings.predicted_ms / 1000)
+    if verdict.cause is not None:
+        m.reprocessed(engine.name, engine.model, verdict.cause.value, verdict.reprocessed)
+    return verdict
+
+
+def _held(found: Found, stem: Line | None, timings: Timings) -> int:
+    """Tokens that an earlier prompt held: of a changed base, all of the earlier prompt's content counts."""
+    if found.match is Match.BASE and stem is not None:
+        return min(stem.n_tokens, timings.cache_n + timings.prompt_n)
+    return found.held
+
+
+def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_guest: bool) -> None:
+    """What the slot holds after a complete answer: the prompt and all generated tokens but the last.
+
+    The last sampled token is never decoded (server-context.cpp, update_slots): it has no cell.
+    """
+    n_prompt = timings.cache_n + timings.prompt_n
+    slot.n_tokens = n_prompt + max(0, timings.predicted_n - 1)
+    slot.tokens = tokens if tokens is not None else slot.tokens[: 4 * timings.cache_n]
+    slot.is_rendered = tokens is not None or slot.body is None
+    slot.saved = min(slot.saved, timings.cache_n)
+    slot.tenant, slot.was_restored = line.who.tenant, False
+    if not is_guest:
+        slot.line = line.id
