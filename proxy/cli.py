@@ -18,8 +18,9 @@ import uvloop
 from rich.console import Console
 
 from llamacpp.engines.build import BACKENDS
-from llamacpp.engines.flags import MODEL_FLAGS, spelled
+from llamacpp.engines.flags import MODEL_FLAGS, refuse_reserved, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
+from llamacpp.engines.model_file import check_model
 from llamacpp.errors import EngineError, EngineSetupError
 from proxy import __version__, control, fetch, logs, snapshots, tenants
 from proxy.config import Settings, load
@@ -97,8 +98,17 @@ def serve(
     if context.obj:
         flags["engine_flags"] = context.obj
     settings = load(flags, config)
+    _check(settings)
     logs.configure(settings.log_format, settings.log_level)
     raise typer.Exit(run_server(_with_model(settings)))
+
+
+def _check(settings: Settings) -> None:
+    """Raise for what cannot work, before a model is fetched, a port taken or an engine started."""
+    tenants.load(settings.api_key_file)
+    refuse_reserved(settings.engine_flags)
+    if settings.model is not None:
+        check_model(settings.model)
 
 
 def _with_model(settings: Settings) -> Settings:
@@ -114,7 +124,6 @@ def _with_model(settings: Settings) -> Settings:
 
 def run_server(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises the sentence-bearing errors of whatever cannot start."""
-    tenants.load(settings.api_key_file)  # a wrong key file stops us before anything is started
     listener = _listen(settings.host, settings.port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, listener))

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
-from proxy.errors import NotFound, StoreError
+from proxy.errors import NotFound
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
 
@@ -76,10 +76,10 @@ class Desk:
         return _report_of(await self._store.purge())
 
     def _get(self, name: str) -> Snapshot:
-        try:
-            return self._store.get(name)
-        except StoreError as error:
-            raise NotFound(str(error)) from None
+        found = self._store.get(name)
+        if found is None:
+            raise NotFound(f"No snapshot, or more than one, has an id that begins with '{name}': see `snapshots ls`.")
+        return found
 
 
 def _report_of(report: "PruneReport") -> dict[str, Any]:

@@ -68,6 +68,7 @@ class ProxyServer:
         self.url = ""
         self.client: httpx.AsyncClient
         self._listening = asyncio.Event()
+        self._heard_more = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -87,6 +88,16 @@ class ProxyServer:
             await asyncio.wait({first, self._reading}, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
         assert self._listening.is_set(), self.said()
+
+    async def logged(self, event: str) -> dict[str, Any]:
+        """Return the first log line of this event, once it is there (JSON logs)."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                for line in self.lines:
+                    if line.get("event") == event:
+                        return line
+                self._heard_more.clear()
+                await self._heard_more.wait()
 
     def said(self) -> str:
         """Everything on stderr."""
@@ -120,6 +131,7 @@ class ProxyServer:
         if not isinstance(entry, dict):
             return
         self.lines.append(entry)
+        self._heard_more.set()
         if entry.get("event") == "listening":
             self.url = f"http://127.0.0.1:{entry['port']}"
             self.client = httpx.AsyncClient(base_url=self.url, timeout=PATIENCE, trust_env=False)

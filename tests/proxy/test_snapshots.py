@@ -1,0 +1,115 @@
+"""`slotkeeper snapshots` without a server: the same words and numbers that the store holds."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.cli import main
+from proxy.snapshots import _age, _size
+from proxy.store import Store
+from tests.fakes.slot_bytes import slot_file
+
+FINGERPRINT = "ab12cd34"
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory with two snapshots, of 3 and of 5 tokens."""
+    asyncio.run(fill(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+async def fill(folder: Path) -> None:
+    """Two snapshots through the store."""
+    store = await Store.open(folder, budget=2**20, max_lines=10)
+    slots = folder / "slots"
+    slots.mkdir(exist_ok=True)
+    await store.add_dir(slots)
+    for count in (3, 5):
+        tokens, name = array("i", range(100, 100 + count)).tobytes(), store.temp_name(FINGERPRINT)
+        (slots / name).write_bytes(slot_file(tokens))
+        await store.publish(
+            name,
+            dir=slots,
+            fingerprint=FINGERPRINT,
+            tenant="local",
+            model="tiny",
+            kind="line",
+            line=f"line-{count}",
+            reason="idle",
+            expect_tokens=tokens,
+            supersede=False,
+        )
+    await store.close()
+
+
+@pytest.fixture
+def run(state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`slotkeeper snapshots ...` on the state directory: what it printed, once its exit code is the one expected."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words: str, code: int = 0) -> str:
+        assert main(["snapshots", *words, "--state-dir", str(state)]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    return run
+
+
+def listed(run: Run) -> list[dict[str, object]]:
+    """`ls --json`."""
+    found = json.loads(run("ls", "--json"))["snapshots"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_ls_and_show(run: Run) -> None:
+    """Both snapshots with their sizes; one by the beginning of its id."""
+    found = listed(run)
+    assert {s["n_tokens"] for s in found} == {3, 5}
+    table = run("ls")
+    assert "tiny" in table
+    assert table.rstrip().splitlines()[-1].startswith("2 snapshots, ")
+    shown = json.loads(run("show", str(found[0]["id"])[:6], "--json"))
+    assert shown == found[0]
+    assert "n_tokens" in run("show", str(found[0]["id"]))
+
+
+def test_pin_unpin_rm_purge(run: Run, state: Path) -> None:
+    """Each does what it says, and says it."""
+    name = str(listed(run)[0]["id"])
+    assert run("pin", name) == f"{name} is pinned.\n"
+    assert [s["pinned"] for s in listed(run) if s["id"] == name] == [True]
+    assert run("unpin", name) == f"{name} is no longer pinned.\n"
+    assert run("rm", name).startswith("1 removed, ")
+    assert name not in {s["id"] for s in listed(run)}
+    assert run("purge").startswith("1 removed, ")
+    assert listed(run) == []
+    assert list((state / "slots").glob("*.bin")) == []
+
+
+def test_prune_keeps_what_fits(run: Run) -> None:
+    """Within the budget nothing goes."""
+    assert run("prune") == "0 removed, 0 B freed.\n"
+    assert len(listed(run)) == 2
+
+
+@pytest.mark.parametrize("words", [("show", "zz"), ("pin", "zz"), ("rm", "zz")])
+def test_an_unknown_id_is_a_sentence(run: Run, words: tuple[str, ...]) -> None:
+    """Exit code 1 and what to do."""
+    said = run(*words, code=1)
+    assert "'zz'" in said
+    assert said.count("\n") == 1
+
+
+def test_sizes_and_ages() -> None:
+    """Binary units, whole words."""
+    assert [_size(n) for n in (0, 1023, 1536, 20 * 2**30)] == ["0 B", "1023 B", "1.5 KiB", "20.0 GiB"]
+    assert [_age(s) for s in (5, 61, 7200, 200000)] == ["now", "1 min ago", "2 h ago", "2 d ago"]
