@@ -79,9 +79,9 @@ class Writer:
     def note_failure(self, err: StoreError) -> None:
         """Count a write that did not happen and went unreported; logged when writing begins to fail, not each time."""
         self.n_write_errors += 1
-        if not self._failing:
+        was_failing, self._failing = self._failing, True
+        if not was_failing:
             log.warning("store_write_failed", error=str(err), kept_in_memory=True)
-        self._failing = True
 
     def here(self, job: Callable[[StateDb], T]) -> T:
         """Run `job` at once, for what runs in the thread already. Damage is repaired and the job run again."""
@@ -116,9 +116,9 @@ class Writer:
             self.here(lambda db: db.write(batch, max_lines=self._max_lines, max_requests=MAX_REQUESTS))
             self._failing = False
         except StoreError as err:
-            self.note_failure(err)
             with self._guard:
                 self._batch.put_back(batch, max_lines=self._max_lines, max_requests=MAX_REQUESTS)
+            self.note_failure(err)
 
     def _finish(self) -> None:
         self._flush()
