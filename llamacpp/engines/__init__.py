@@ -3,6 +3,7 @@
 Standard library only, because the embedded child imports this package too. Attached engines: `attached`.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -77,15 +78,14 @@ class Child:
         return f"The {self.kind} engine {how}" + (f": {words}" if words else ".") + where
 
 
+LAST_LINES = 15  # a failed start says why in its last lines; errors further up may be old and of no account
+
+
 def last_words(tail: str) -> str:
-    """What a log's end says of the reason: the first line of the last run of error lines, without the time; or ""."""
-    block: list[str] = []
-    for line in reversed(tail.splitlines()):
-        if _ERROR_LINE.search(line):
-            block.append(line)
-        elif block and line.strip() and len(block) > 1:
-            break
-    return _LOG_PREFIX.sub("", block[-1]).strip()[:400] if block else ""
+    """What a log's end says of the reason: its first error line, without the time; or ""."""
+    lines = tail.splitlines()[-LAST_LINES:]
+    found = next((line for line in lines if _ERROR_LINE.search(line)), "")
+    return _LOG_PREFIX.sub("", found).strip()[:400]
 
 
 # llama.cpp's log: minutes.seconds.milliseconds.microseconds, then a level letter (common/log.cpp).
@@ -123,9 +123,9 @@ async def start(
     `on_line` gets each line of its log, in the event loop. Raises UsageError for wrong flags, EngineSetupError for
     everything else that stands in the way; the sentence says what to do.
     """
-    leftovers.end_leftovers(state_dir)
     check_models(spec)
-    found = choose(spec, built)
+    await asyncio.to_thread(leftovers.end_leftovers, state_dir)
+    found = await asyncio.to_thread(choose, spec, built)
     port = free_port() if spec.port is None else claim_port(spec.port)
     key = os.environ.get("SLOTKEEPER_ENGINE_API_KEY") or secrets.token_hex(24)
     if spec.slot_dir is not None:

@@ -89,7 +89,7 @@ async def inspect(client: LlamaClient, spec: AttachedSpec) -> Inspection:
     # Rule 7 of design.md: GET /slots wakes a sleeping engine and keeps it awake.
     slots = [] if props.is_sleeping else await _slots(client, missing)
     has_metrics = await _has_metrics(client, props, missing)
-    can_save = await _can_save(client, spec, missing)
+    can_save = await _can_save(client, spec, props, missing)
     if any(slot.speculative for slot in slots):
         missing.append(
             f"{spec.url} has a draft model: slot files cannot be restored beside one, so nothing is kept on disk. "
@@ -123,7 +123,7 @@ async def _has_metrics(client: LlamaClient, props: Props, missing: list[str]) ->
         return False
 
 
-async def _can_save(client: LlamaClient, spec: AttachedSpec, missing: list[str]) -> bool:
+async def _can_save(client: LlamaClient, spec: AttachedSpec, props: Props, missing: list[str]) -> bool:
     """True when it writes slot files and we see the directory; that it is the same directory the first save shows."""
     if spec.slots is None:
         missing.append(
@@ -137,7 +137,7 @@ async def _can_save(client: LlamaClient, spec: AttachedSpec, missing: list[str])
             "slots= in --upstream; it is the engine's --slot-save-path as seen from here."
         )
         return False
-    if not await _accepts_slot_files(client):
+    if not props.is_sleeping and not await _accepts_slot_files(client):
         missing.append(
             f"{spec.url} writes no slot files, so nothing is kept across its restarts. "
             f"Start it with --slot-save-path {spec.slots}."

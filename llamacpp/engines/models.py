@@ -59,6 +59,8 @@ def _cached(cache: Path, progress: Progress) -> Path:
 
 def _placed(model: Path, target: Path) -> Path:
     """A hard link where the file system allows it, else a copy; never half of one under the final name."""
+    if target.absolute() == model:
+        return target
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = target.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import pytest
 
 from llamacpp.client import LlamaClient
 from llamacpp.engines import Child, EngineSpec, start
-from llamacpp.engines.models import fetch_demo
+from llamacpp.engines.build import built_servers
 
 # `-t 1`: the engine's threads spin, and two of them beside the tests on two cores cost ten times as much.
 QUICK = ("-t", "1", "--no-warmup")
@@ -20,21 +20,16 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fetch_demo(tmp_path_factory.mktemp("models"))
-
-
-def native_server() -> Path:
-    """The binary that `make test-native` built."""
-    path = os.environ.get("SLOTKEEPER_TEST_SERVER")
-    if not path:
-        pytest.fail("SLOTKEEPER_TEST_SERVER is not set; `make test-native` sets it.")
-    return Path(path)
+def native_path() -> Path:
+    """Engine A: the one that `make test-native` names, else one that was built before."""
+    named = os.environ.get("SLOTKEEPER_TEST_SERVER")
+    found = [Path(named)] if named else list(built_servers())
+    assert found, "no llama-server was built: run `make test-native`, or set SLOTKEEPER_TEST_SERVER"
+    return found[0]
 
 
 def spec_for(kind: str, model: Path, **changes: object) -> EngineSpec:
-    server = native_server() if kind == "binary" else None
+    server = native_path() if kind == "binary" else None
     settings: dict[str, object] = {"ctx_size": 1024, "parallel": 2, "extra": QUICK} | changes
     return EngineSpec(model=model, kind=kind, llama_server=server, **settings)  # type: ignore[arg-type]
 

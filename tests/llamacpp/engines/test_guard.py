@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp.engines import guard
-from tests.llamacpp.engines.conftest import KINDS, QUICK, native_server
+from tests.llamacpp.engines.conftest import KINDS, QUICK, native_path
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 20.0
@@ -130,7 +130,7 @@ class TestGuard:
     def test_no_engine_is_left_after_kill_9(
         self, kind: str, parents: list[Parent], demo_model: Path, tmp_path: Path
     ) -> None:
-        server = str(native_server()) if kind == "binary" else ""
+        server = str(native_path()) if kind == "binary" else ""
         parents.append(parent := Parent(STARTER, kind, str(demo_model), str(tmp_path), server, *QUICK))
         os.killpg(parent.popen.pid, signal.SIGINT)
         assert parent.line() == "healthy True"
