@@ -199,7 +199,7 @@ def our_flags(spec: EngineSpec, port: int) -> list[str]:
     """What we choose for a child engine, in llama-server's spelling; the key is not among it (environment)."""
     flags = ["--host", "127.0.0.1", "--port", str(port), "--cors-origins", NO_ORIGIN, "--no-cors-credentials"]
     flags += ["--slots", "--metrics", "--jinja", "--no-ui", "--parallel", str(spec.parallel)]
-    if spec.model is not None:
+    if spec.model is not None and not spec.names_model:  # -hf beside --model: llama-server would take ours
         flags += ["--model", str(spec.model)]
     if spec.slot_dir is not None:
         flags += ["--slot-save-path", str(spec.slot_dir)]

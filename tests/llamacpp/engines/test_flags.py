@@ -141,6 +141,13 @@ def test_a_flag_after_the_dashes_replaces_ours(extra: tuple[str, ...], gone: str
     assert words.count(kept[0]) == 1
 
 
+def test_a_model_named_in_another_way_replaces_ours() -> None:
+    hub = HELP + "-hf,   -hfr, --hf-repo <user>/<model>[:quant]\n"
+    words = argv_for_binary(EngineSpec(MODEL, extra=("-hf", "a/b")), hub, 9000)
+    assert "--model" not in words
+    assert words[-2:] == ["-hf", "a/b"]
+
+
 def test_what_the_proxy_chose_can_be_overridden_too() -> None:
     assert value_of("--ctx-checkpoints", argv(chosen=("--swa-full", "--ctx-checkpoints", "64"))) == "64"
     words = argv("-ctxcp", "3", chosen=("--swa-full", "--ctx-checkpoints", "64"))
