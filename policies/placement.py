@@ -15,7 +15,7 @@ from policies.types import Action, Decision, Eviction, Place, Question, SlotFact
 SMALL_TAIL = 16
 """A lost tail of so few tokens is not worth a thought: a reply's last tokens are tokenised again anyway."""
 SAVE_AT_LEAST = 64
-"""Tokens at stake below which a file is never written: a prefill of this size costs less than the stop."""
+"""Tokens below which a file is neither written nor read: a prefill of this size costs less than the stop."""
 GUEST_AT_MOST = 2048
 """Prompt tokens and reserve beyond the owner's end that a guest may bring; more is a conversation of its own."""
 WAIT_WORTH = 4096
@@ -43,7 +43,7 @@ def place(q: Question) -> Decision:
     choices = sorted(_choices(q, idle), key=lambda c: (c.destroys, c.cost, c.place.slot))
     if own is not None and not own.idle and q.extends and not q.fresh:
         best = choices[0].place.predicted_cache_n if choices else 0
-        if _reusable(q, own.common, own.tokens) - best >= WAIT_WORTH:
+        if own.settling or _reusable(q, own.common, own.tokens) - best >= WAIT_WORTH:
             return Wait("the slot of its line is busy")
     if not choices:
         return Wait("the pool has no room beside the running requests")
@@ -83,12 +83,12 @@ def _ways(q: Question, target: SlotFacts, idle: list[SlotFacts]) -> Iterator[tup
         return
     for snapshot in q.snapshots if q.abilities.restore else ():
         reused = _reusable(q, snapshot.common, snapshot.tokens)
-        if reused > 0:
+        if reused >= SAVE_AT_LEAST:
             yield _onto(q, target, Action.RESTORE, reused, "a snapshot holds its prefix", snapshot=snapshot.id), others
     if q.abilities.save and q.abilities.restore:
         for source in idle:
             reused = 0 if source.foreign else _reusable(q, source.common, source.tokens)
-            if source.id != target.id and reused > 0:
+            if source.id != target.id and reused >= SAVE_AT_LEAST:
                 yield _onto(q, target, Action.FORK, reused, "another slot holds its prefix", source=source.id), others
 
 

@@ -70,7 +70,7 @@ class SlotFacts:
 
     `common`: tokens shared with the prompt to be placed. `mine`: its line owns the slot. `family`: the owner is an
     earlier state of the same conversation. `saved`: tokens of its content that a snapshot holds. `foreign`: owned by
-    another tenant. `idle`: nobody holds its lease.
+    another tenant. `idle`: nobody holds its lease. `settling`: the engine is about to give it back (a client left).
     """
 
     id: int
@@ -82,6 +82,7 @@ class SlotFacts:
     foreign: bool = False
     saved: int = 0
     last_used: float = 0.0
+    settling: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -15,7 +15,7 @@ from proxy import __version__, errors
 from proxy.api.door import ModelDoor
 from proxy.api.guard import Guard
 from proxy.api.ops import Ops, control_app
-from proxy.api.passthrough import ADMIN, READABLE, Passthrough
+from proxy.api.passthrough import ADMIN, EMBEDDING, READABLE, Passthrough
 from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import SlotkeeperError
@@ -74,6 +74,7 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         await _load_lines(store, lines)
         engines = Engines(settings, store, metrics, lines, tasks)
         service = Service(settings, tenants, store, metrics, engines, lines, tasks)
+        service.recall(store.load_requests())
         keeper = Keeper(service)
         engines.on_pressure = keeper.press
         try:
@@ -123,6 +124,7 @@ def _mount(app: FastAPI, service: Service) -> None:
         Route("/slots", through.slots),
     ]
     routes += [Route(path, through.read, methods=[method]) for method, paths in READABLE.items() for path in paths]
+    routes += [Route(path, through.embed, methods=["POST"]) for path in EMBEDDING]
     routes += [Route(path, through.admin, methods=[method]) for method, paths in ADMIN.items() for path in paths]
     routes.append(Route("/{path:path}", through.unknown, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))
     app.router.routes[:] = routes

@@ -11,6 +11,7 @@ from policies.causes import Cause
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Place
 from proxy.engine import Engine
+from proxy.errors import StoreError
 from proxy.lines import LineBook
 from proxy.metrics import SaveReason
 from proxy.slots import Grant, Slot
@@ -74,7 +75,7 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
     """
     if not engine.can_save or engine.slot_dir is None or engine.fingerprint is None or not slot.n_tokens:
         return None
-    store, label = engine.store, slot.tenant or ""
+    store = engine.store
     temp = store.temp_name(engine.fingerprint)
     n_bytes = int(slot.n_tokens * engine.costs.bytes_per_token)
     if not await store.make_room(n_bytes, temp=temp, dir=engine.slot_dir):
@@ -91,7 +92,7 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
             temp,
             dir=engine.slot_dir,
             fingerprint=engine.fingerprint,
-            tenant=label,
+            tenant=slot.tenant or "",
             model=engine.model,
             kind=kind,
             line=slot.line,
@@ -99,18 +100,15 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
             expect_bytes=report.n_bytes,
             supersede=engine.can_rewind and kind == "line",
         )
-    except Exception as error:
+    except (EngineError, StoreError) as error:
         engine.metrics.save_failed(engine.name, reason)
         log.warning("save_failed", engine=engine.name, slot=slot.id, reason=reason, error=str(error))
         await store.discard(temp)
+        slot.file_done(SlotState.SAVING)
         return None
-    finally:
-        slot.apply(SlotEvent.FILE_DONE)
-    engine.costs.learn("save", report.seconds, report.n_tokens)
-    engine.costs.bytes_per_token = report.n_bytes / report.n_tokens
-    engine.refresh_abilities()
+    engine.learn_save(report)
     engine.metrics.saved(engine.name, reason, "main", seconds=report.seconds, n_bytes=report.n_bytes)
-    if kind == "line":
+    if slot.file_done(SlotState.SAVING) and kind == "line":
         slot.tokens, slot.is_rendered = store.tokens(snapshot), True
         slot.n_tokens = slot.saved = snapshot.n_tokens
         slot.snapshot = snapshot.id
@@ -130,19 +128,18 @@ async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) ->
             report = await engine.client.restore_slot(slot.id, snapshot.file)
     except EngineError as error:
         slot.clear()
+        slot.file_done(SlotState.RESTORING)
         engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
         log.warning("restore_failed", engine=engine.name, slot=slot.id, snapshot=snapshot.id, error=str(error))
         return False
-    finally:
-        slot.apply(SlotEvent.FILE_DONE)
-    engine.costs.learn("restore", report.seconds, report.n_tokens)
-    engine.refresh_abilities()
+    if not slot.file_done(SlotState.RESTORING):
+        return False
+    engine.learn_restore(report)
     engine.metrics.restored(engine.name, "ok", "main", seconds=report.seconds)
     slot.clear()
     slot.tokens, slot.tenant = store.tokens(snapshot), snapshot.tenant
     slot.n_tokens = slot.saved = report.n_tokens
-    slot.snapshot = snapshot.id
-    slot.line, slot.was_restored = owner, True
+    slot.snapshot, slot.line, slot.was_restored = snapshot.id, owner, True
     await store.touch(snapshot.id)
     return True
 

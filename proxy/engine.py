@@ -14,7 +14,7 @@ import structlog
 from llamacpp.client import LlamaClient
 from llamacpp.errors import EngineError
 from llamacpp.render import Rendered, Renderer
-from llamacpp.reports import Props, SlotReport
+from llamacpp.reports import Props, SlotFileReport, SlotReport
 from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
 from proxy.errors import EngineDown, EngineStarting
@@ -162,6 +162,17 @@ class Engine:
             save_cost=c.save / c.prefill,
             restore_cost=c.restore / c.prefill,
         )
+
+    def learn_save(self, report: SlotFileReport) -> None:
+        """What a save took."""
+        self.costs.learn("save", report.seconds, report.n_tokens)
+        self.costs.bytes_per_token = report.n_bytes / report.n_tokens
+        self.refresh_abilities()
+
+    def learn_restore(self, report: SlotFileReport) -> None:
+        """What a restore took."""
+        self.costs.learn("restore", report.seconds, report.n_tokens)
+        self.refresh_abilities()
 
     def snapshots_for(self, tenant: str, tokens: bytes) -> tuple[SnapshotFacts, ...]:
         """The snapshots that share most with a prompt, of this engine's fingerprint and directory."""

@@ -62,7 +62,10 @@ class Engines:
             e for e in self.all if self._kinds.get(e.name, "chat") == ("embedding" if door == "embedding" else "chat")
         ]
         if not able:
-            raise BadRequest(f"No engine here is configured for this kind of request ({door}).")
+            raise BadRequest(
+                f"No engine here takes {door} requests: they would overwrite a conversation's slot. Attach one "
+                f"for them with --upstream URL,kind={'embedding' if door == 'embedding' else 'chat'}."
+            )
         named = [e for e in able if model and model in names_of(e)]
         if not named and len({e.model for e in able}) == 1:
             named = able

@@ -245,7 +245,7 @@ class Exchange:
         line, r = want.line, self.request
         verdict = after_answer(engine, slot, line, found, self.record, timings, stem=found.line)
         slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
-        fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest)
+        fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if verdict.cause is Cause.RESTORE_INEFFECTIVE and carried.snapshot is not None:
             self.service.store.mark_effective(carried.snapshot.id, False)
             engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)

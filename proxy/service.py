@@ -40,10 +40,14 @@ class Service:
             self.records.popitem(last=False)
         self.store.put_request(record.to_json())
 
+    def recall(self, found: list[dict[str, Any]]) -> None:
+        """Requests of earlier runs, oldest first."""
+        self.records.update((r.id, r) for r in map(Record.from_json, found) if r is not None)
+
     def recent(self, last: int, tenant: str | None) -> list[dict[str, Any]]:
         """The newest requests, newest first; of one tenant unless `tenant` is None."""
         mine = (r for r in reversed(self.records.values()) if tenant in (None, owner(r.tenant)))
-        return [r.to_json() for r, _ in zip(mine, range(last), strict=False)]
+        return [{**r.to_json(), "tenant": owner(r.tenant)} for r, _ in zip(mine, range(last), strict=False)]
 
 
 def owner(tenant: str) -> str:

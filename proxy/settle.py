@@ -51,6 +51,14 @@ class Record:
         """For the ops door and state.db."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Record | None:
+        """A record of an earlier run; None when another version wrote it."""
+        try:
+            return cls(**found)
+        except TypeError:
+            return None
+
 
 @dataclass(slots=True)
 class Clock:
@@ -99,7 +107,7 @@ def _held(found: Found, stem: Line | None, timings: Timings) -> int:
     return found.held
 
 
-def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_guest: bool) -> None:
+def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_guest: bool, now: float) -> None:
     """What the slot holds after a complete answer: the prompt and all generated tokens but the last.
 
     The last sampled token is never decoded (server-context.cpp, update_slots): it has no cell.
@@ -109,6 +117,6 @@ def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_g
     slot.tokens = tokens if tokens is not None else slot.tokens[: 4 * timings.cache_n]
     slot.is_rendered = tokens is not None or slot.body is None
     slot.saved = min(slot.saved, timings.cache_n)
-    slot.tenant, slot.was_restored = line.who.tenant, False
+    slot.tenant, slot.was_restored, slot.last_used = line.who.tenant, False, now
     if not is_guest:
         slot.line = line.id

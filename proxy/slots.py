@@ -72,6 +72,13 @@ class Slot:
         """One step of policies/slot_state."""
         self.state = step(self.state, event)
 
+    def file_done(self, during: SlotState) -> bool:
+        """A save or restore has ended; False when the engine was lost meanwhile, and the slot with it."""
+        if self.state is not during:
+            return False
+        self.apply(SlotEvent.FILE_DONE)
+        return True
+
     def clear(self) -> None:
         """Its content is gone."""
         self.line = self.tenant = self.body = self.snapshot = None
@@ -207,6 +214,7 @@ class SlotTable:
             foreign=foreign,
             saved=self.saved_of(slot),
             last_used=slot.last_used,
+            settling=slot.state is SlotState.UNKNOWN,
         )
 
     # --- taking and giving back -------------------------------------------------------------------------------------

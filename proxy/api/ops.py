@@ -62,10 +62,10 @@ class Ops:
         name, tenant = request.path_params["id"], self._seen_by(request)
         record = self._service.records.get(name)
         if record is None or tenant not in (None, owner(record.tenant)):
-            raise NotFound(
-                f"No request {name[:40]!r} among the last {MOST_RECORDS}; its id is in x-slotkeeper-request-id."
-            )
-        return Response(orjson.dumps(record.to_json()), media_type="application/json")
+            raise NotFound(f"No request {name[:40]!r} among the last {MOST_RECORDS}; see x-slotkeeper-request-id.")
+        return Response(
+            orjson.dumps({**record.to_json(), "tenant": owner(record.tenant)}), media_type="application/json"
+        )
 
     def _admin(self, request: Request) -> None:
         if not self._service.tenants.is_admin(request.state.tenant):

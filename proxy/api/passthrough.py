@@ -35,6 +35,11 @@ ADMIN = {
     "DELETE": ("/models", "/models/{model}"),
 }
 """Writes; open only with --allow-engine-admin."""
+EMBEDDING = (
+    *("/embedding", "/embeddings", "/v1/embeddings", "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
+    "/v1/audio/transcriptions",
+)
+"""They take slots and cannot be pinned (llama-server.md, "Requests"): only engines with kind=embedding get them."""
 NOT_PASSED = frozenset(
     "connection content-length transfer-encoding keep-alive te trailer upgrade proxy-authenticate proxy-authorization "
     "content-encoding server date access-control-allow-origin access-control-allow-credentials".split()
@@ -58,6 +63,13 @@ class Passthrough:
         if request.url.path == "/props" and answer.status_code == 200:
             return self._own_props(answer)
         return _response(answer)
+
+    async def embed(self, request: Request) -> Response:
+        """Passes on to an engine that is there for it; a chat engine would overwrite a conversation's slot."""
+        raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
+        engine = self._service.engines.pick(request.query_params.get("model"), "embedding")
+        engine.require_ready()
+        return _response(await self._ask(engine, request, raw))
 
     async def admin(self, request: Request) -> Response:
         """A write to the engine: refused unless --allow-engine-admin; our table is checked against it afterwards."""

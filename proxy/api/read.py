@@ -85,7 +85,7 @@ def identity(tenant: str, headers: Mapping[str, str]) -> Identity:
     """Who asks, by the headers that agents send (agents.md, "session identity"); a salt makes a tenant of its own."""
     salt = headers.get("x-slotkeeper-salt")
     return Identity(
-        tenant=f"{tenant}\x1f{salt}" if salt else tenant,
+        tenant=f"{tenant}\x1f{digest(salt.encode()).hex()[:16]}" if salt else tenant,
         session=_first(headers, SESSION_HEADERS),
         agent=_first(headers, AGENT_HEADERS),
         parent=_first(headers, PARENT_HEADERS),
