@@ -85,21 +85,22 @@ def is_whole(path: Path | str) -> bool:
 def compare(a: bytes, b: bytes) -> bool:
     """Whether two whole slot files of one prompt were computed the same way (design.md, "fingerprint").
 
-    True when equal up to the slot's own number (the file names the sequence it came from), or when of equal layout with
-    float16, bfloat16 and float32 values within 1e-2. Everything else, quantised caches that differ included, is False.
-    Costs about a second for 6 MB that differ: call it off the event loop.
+    True when their `fingerprint_bytes` are equal, or are of one layout with float16, bfloat16 and float32 values within
+    1e-2. Everything else, quantised caches that differ included, is False. Costs about a second for 6 MB that differ:
+    call it off the event loop.
     """
-    if len(a) != len(b):
-        return False
-    start_a, start_b = _state_start(a), _state_start(b)
-    if start_a is None or start_a != start_b:
-        return a == b
-    one, two = canonical(a, start_a), canonical(b, start_a)
-    return one == two or values_close(one, two, start_a)
+    start = _state_start(a)
+    one, two = fingerprint_bytes(a), fingerprint_bytes(b)
+    if one == two:
+        return True
+    return start is not None and len(one) == len(two) and values_close(one, two, start)
 
 
 def fingerprint_bytes(data: bytes) -> bytes:
-    """The bytes of a whole slot file with the slot's own number taken out: equal for every slot of equal engines."""
+    """The bytes of a whole slot file without the slot's number, the order of its cells in the pool and checkpoints.
+
+    Equal for every slot of equal engines; unchanged when the layout is one that we do not know.
+    """
     start = _state_start(data)
     return data if start is None else canonical(data, start)
 

@@ -20,25 +20,40 @@ TOLERANCE = 1e-2
 """Largest difference, relative to the value or to its tensor's root mean square, of equal computations (design.md)."""
 F32, F16, BF16 = 0, 1, 30
 """ggml_type numbers (ggml.h)."""
-MAX_TYPE, MAX_LAYERS, MAX_ROW, MAX_CELLS = 64, 4096, 1 << 28, 1 << 27
+MAX_TYPE, MAX_LAYERS, MAX_CELLS = 64, 4096, 1 << 27
 """Bounds of the believable: beyond them the bytes are something else."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One block of values: ggml type, offset and size in bytes."""
+    """One block of values: ggml type, offset and size in bytes, and how many bytes of each cell lie together in it.
+
+    Rows have all of a cell together; a transposed V has one value of every cell, then the next value of every cell.
+    """
 
     type: int
     offset: int
     n_bytes: int
+    cell_bytes: int
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one stream of an attention cache: offset, number, bytes each, and the tensors that hold them."""
+
+    offset: int
+    count: int
+    size: int
+    tensors: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
 class Layout:
-    """Tensors in file order, the offsets of the 4-byte sequence numbers, and where the state ends (bytes)."""
+    """Tensors in file order, attention cells, where the state ends and what lies behind it ends (offsets in bytes)."""
 
     tensors: list[Tensor] = field(default_factory=list)
-    sequence_ids: list[int] = field(default_factory=list)
+    cells: list[Cells] = field(default_factory=list)
+    state_end: int = 0
     end: int = 0
 
 
@@ -62,8 +77,6 @@ FORMS = (
     _Form(recurrent=True),
 )
 CHECKPOINTS = b"SCKP"
-CHECKPOINT_HEAD = 8
-"""Bytes before the state inside a checkpoint's block: a mark and the sequence number."""
 
 
 def layout_of(file: BinaryIO, start: int, end: int) -> Layout | None:
@@ -72,17 +85,37 @@ def layout_of(file: BinaryIO, start: int, end: int) -> Layout | None:
 
 
 def canonical(data: bytes, start: int) -> bytes:
-    """The same bytes with every sequence number 0; unchanged when the layout is unknown.
+    """What was computed and nothing else; unchanged when the layout is unknown.
 
-    A file names the sequence (= slot number) it was saved from in each cell, which says nothing about its values.
+    Sequence numbers (the slot's number) become 0, cells stand in the order of their positions (in a pool that is nearly
+    full they may wrap around), checkpoints are left off: how many there are depends on `-ub` and other settings.
     """
     found = layout_of(io.BytesIO(data), start, len(data))
-    if found is None or not found.sequence_ids:
+    if found is None:
         return data
-    copy = bytearray(data)
-    for offset in found.sequence_ids:
-        copy[offset : offset + 4] = b"\0\0\0\0"
+    copy = bytearray(data[: found.state_end])
+    for cells in found.cells:
+        for offset in range(cells.offset, cells.offset + cells.count * cells.size, cells.size):
+            copy[offset + cells.size - 4 : offset + cells.size] = b"\0\0\0\0"
+        _sort(copy, cells)
     return bytes(copy)
+
+
+def _sort(data: bytearray, cells: Cells) -> None:
+    at = range(cells.offset, cells.offset + cells.count * cells.size, cells.size)
+    positions = [int.from_bytes(data[offset : offset + 4], "little", signed=True) for offset in at]
+    order = sorted(range(cells.count), key=positions.__getitem__)
+    if positions == sorted(positions):
+        return
+    _permute(data, cells.offset, cells.size, order)
+    for tensor in filter(lambda tensor: tensor.n_bytes, cells.tensors):
+        for stripe in range(tensor.offset, tensor.offset + tensor.n_bytes, tensor.cell_bytes * cells.count):
+            _permute(data, stripe, tensor.cell_bytes, order)
+
+
+def _permute(data: bytearray, offset: int, size: int, order: list[int]) -> None:
+    old = bytes(data[offset : offset + size * len(order)])
+    data[offset : offset + len(old)] = b"".join(old[i * size : (i + 1) * size] for i in order)
 
 
 def values_close(a: bytes, b: bytes, start: int) -> bool:
@@ -126,7 +159,7 @@ def _walk(reader: _Reader, at: int, so_far: Layout, depth: int) -> Layout | None
     if at == reader.end:
         return so_far if depth else None
     if depth and reader.end - at >= 12 and reader.take(at, 4) == CHECKPOINTS:
-        return _checkpoints(reader, at, so_far)
+        return so_far if _checkpoints_end(reader, at) == reader.end else None
     if depth == 4:  # base and SWA attention, recurrent, one to spare
         return None
     for form in FORMS:
@@ -135,38 +168,24 @@ def _walk(reader: _Reader, at: int, so_far: Layout, depth: int) -> Layout | None
             stop = _recurrent(reader, at, part) if form.recurrent else _attention(reader, at, part, form)
         except _NotThis:
             continue
-        joined = Layout(so_far.tensors + part.tensors, so_far.sequence_ids + part.sequence_ids, stop)
+        joined = Layout(so_far.tensors + part.tensors, so_far.cells + part.cells, stop, reader.end)
         if (found := _walk(reader, stop, joined, depth + 1)) is not None:
             return found
     return None
 
 
-def _checkpoints(reader: _Reader, at: int, so_far: Layout) -> Layout | None:
-    """Version 1, count, then for each: n_tokens (8 bytes), pos_min, pos_max, three sized blocks, the first a state."""
-    _, count = reader.fields(at + 4, "<II")
-    at += 12
+def _checkpoints_end(reader: _Reader, at: int) -> int | None:
+    """Version 1, count, then for each: n_tokens (8 bytes), pos_min, pos_max and three sized blocks."""
     try:
+        _, count = reader.fields(at + 4, "<II")
+        at += 12
         for _ in range(count):
             at += 16
             for _ in range(3):
-                (size,) = reader.fields(at, "<Q")
-                at += 8 + size
-                if at > reader.end:
-                    return None
-                if size > CHECKPOINT_HEAD:
-                    _checkpoint(reader, at - size, at, so_far)
+                at += 8 + reader.fields(at, "<Q")[0]
     except _NotThis:
         return None
-    so_far.end = at
-    return so_far if at == reader.end else None
-
-
-def _checkpoint(reader: _Reader, at: int, end: int, so_far: Layout) -> None:
-    """Add a checkpoint's tensors; one of unknown form adds none, so that its bytes are compared as they are."""
-    inner = _walk(_Reader(reader.file, end), at + CHECKPOINT_HEAD, Layout(end=end), depth=0)
-    if inner is not None:
-        so_far.tensors += inner.tensors
-        so_far.sequence_ids += [at + 4, *inner.sequence_ids]
+    return at
 
 
 def _attention(reader: _Reader, at: int, part: Layout, form: _Form) -> int:
@@ -192,7 +211,7 @@ def _cells(reader: _Reader, at: int, n_cells: int, part: Layout, form: _Form) ->
     for offset in range(0, len(block), size):
         if block[offset + 4 : offset + 8] != b"\1\0\0\0":
             raise _NotThis
-        part.sequence_ids.append(at + offset + size - 4)
+    part.cells.append(Cells(at, n_cells, size))
     return at + len(block)
 
 
@@ -201,11 +220,13 @@ def _keys_and_values(reader: _Reader, at: int, n_cells: int, part: Layout, form:
     if transposed > 1 or not 0 <= n_layers <= MAX_LAYERS:
         raise _NotThis
     at += 8 + form.head_extra
+    first = len(part.tensors)
     for _ in range(n_layers):
         at = _rows(reader, at, n_cells, part)
     if form.has_v:
         for _ in range(n_layers):
             at = _columns(reader, at, n_cells, part) if transposed else _rows(reader, at, n_cells, part)
+    part.cells[-1].tensors.extend(part.tensors[first:])
     return at
 
 
@@ -231,19 +252,19 @@ def _recurrent(reader: _Reader, at: int, part: Layout) -> int:
 
 def _rows(reader: _Reader, at: int, n_cells: int, part: Layout) -> int:
     kind, row = reader.fields(at, "<iQ")
-    return _tensor(reader, at + 12, kind, row * n_cells if row <= MAX_ROW else -1, part)
+    return _tensor(reader, at + 12, Tensor(kind, at + 12, row * n_cells, row), part)
 
 
 def _columns(reader: _Reader, at: int, n_cells: int, part: Layout) -> int:
     kind, size, n_rows = reader.fields(at, "<iII")
-    return _tensor(reader, at + 12, kind, size * n_rows * n_cells if size <= 8 and n_rows <= MAX_ROW else -1, part)
+    return _tensor(reader, at + 12, Tensor(kind, at + 12, size * n_rows * n_cells, size), part)
 
 
-def _tensor(reader: _Reader, at: int, kind: int, n_bytes: int, part: Layout) -> int:
-    if not 0 <= kind < MAX_TYPE or n_bytes < 0 or at + n_bytes > reader.end:
+def _tensor(reader: _Reader, at: int, tensor: Tensor, part: Layout) -> int:
+    if not 0 <= tensor.type < MAX_TYPE or at + tensor.n_bytes > reader.end:
         raise _NotThis
-    part.tensors.append(Tensor(kind, at, n_bytes))
-    return at + n_bytes
+    part.tensors.append(tensor)
+    return at + tensor.n_bytes
 
 
 def _close(kind: int, a: bytes, b: bytes) -> bool:

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamacpp import memory
+from llamacpp.gguf import read_header as read_gguf
 from llamacpp.slot_files import BadSlotFile, compare, fingerprint_bytes, is_whole, read_header
-from tests.fakes.slot_bytes import attention_state, packed_words, slot_file
+from tests.conftest import StartEngine
+from tests.fakes.slot_bytes import attention_state, checkpoints, packed_words, slot_file
+from tests.servers import LiveEngine
 
 TOKENS = [7, 0, 151643, 2]
 
@@ -96,6 +100,33 @@ def test_slot_number_does_not_count() -> None:
     assert compare(a, b)
 
 
+def test_order_of_the_cells_does_not_count() -> None:
+    """A slot that was filled where the pool wraps around has its last positions first."""
+    plain = attention_state(4, rows=(b"aabbccdd", b"AABBCCDD"))
+    wrapped = attention_state(4, rows=(b"ccddaabb", b"CCDDAABB"), positions=[2, 3, 0, 1])
+    assert compare(slot_file(TOKENS, state=plain), slot_file(TOKENS, state=wrapped))
+    moved = attention_state(4, rows=(b"ccddaabb", b"AABBCCDD"), positions=[2, 3, 0, 1])
+    assert not compare(slot_file(TOKENS, state=plain), slot_file(TOKENS, state=moved))
+
+
+def test_order_of_the_cells_does_not_count_in_a_transposed_v() -> None:
+    """Two values of each of four cells: a1 b1 c1 d1, a2 b2 c2 d2."""
+    keys = bytes(8)
+    plain = attention_state(4, rows=(keys, b"a1b1c1d1a2b2c2d2"), transposed=True)
+    wrapped = attention_state(4, rows=(keys, b"d1a1b1c1d2a2b2c2"), positions=[3, 0, 1, 2], transposed=True)
+    assert fingerprint_bytes(slot_file(TOKENS, state=wrapped)) == slot_file(TOKENS, state=plain)
+
+
+def test_checkpoints_do_not_count_but_must_be_whole(tmp_path: Path) -> None:
+    """How many there are depends on `-ub`, not on how values are computed."""
+    plain = slot_file(TOKENS)
+    one, two = plain + checkpoints(b"state"), plain + checkpoints(b"state", b"another")
+    assert compare(one, two)
+    assert fingerprint_bytes(two) == plain
+    assert is_whole(write(tmp_path, two))
+    assert not any(is_whole(write(tmp_path, two[:cut])) for cut in range(len(plain) + 1, len(two)))
+
+
 def halves(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}e", *values)
 
@@ -148,3 +179,86 @@ def test_garbage_behind_a_good_header_never_crashes(tokens: list[int], slot: int
     whole[at : at + 4] = data.draw(st.binary(min_size=1, max_size=4))
     assert compare(bytes(whole), bytes(whole))
     assert compare(slot_file(tokens, slot=slot), bytes(whole)) == compare(bytes(whole), slot_file(tokens, slot=slot))
+
+
+# --- live: the same checks on both engines' own files ----------------------------------------------------------------
+
+PROMPT = array("i", range(300, 348)).tobytes()
+
+
+async def saved(engine: LiveEngine, slot: int, tokens: bytes = PROMPT) -> Path:
+    await engine.client.prime(slot, tokens)
+    report = await engine.client.save_slot(slot, f"slot-{slot}.bin")
+    path = engine.slot_dir / f"slot-{slot}.bin"
+    assert (report.n_tokens, report.n_bytes) == (len(tokens) // 4, path.stat().st_size)
+    return path
+
+
+async def check_files(live_engine: StartEngine, model: Path) -> None:
+    """Tokens as sent, a layout we know, one fingerprint in every slot, and about the size that the header promises."""
+    engine = await live_engine(model)
+    first, second = await saved(engine, 0), await saved(engine, 1)
+    header = read_header(first)
+    assert (header.tokens, header.has_media) == (PROMPT, False)
+    assert is_whole(first)
+    assert first.read_bytes() != second.read_bytes()  # the slot's number is in it
+    assert fingerprint_bytes(first.read_bytes()) == fingerprint_bytes(second.read_bytes())
+    assert compare(first.read_bytes(), second.read_bytes())
+
+    facts = memory.facts(read_gguf(model))
+    long = array("i", [300 + i % 900 for i in range(1200)]).tobytes()
+    size = (await saved(engine, 0, long)).stat().st_size
+    assert is_whole(engine.slot_dir / "slot-0.bin")
+    if facts.kind == "dense":
+        assert 0 < size - memory.slot_file_bytes(facts, 1200) < 1000
+    else:  # checkpoints may lie behind it
+        assert size / memory.slot_file_bytes(facts, 1200) > 0.9
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("kind", ["dense", "swa", "hybrid"])
+async def test_live_files(kind: str, live_engine: StartEngine, tiny_models: dict[str, Path]) -> None:
+    await check_files(live_engine, tiny_models[kind])
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("kind", ["dense", "swa", "hybrid"])
+async def test_native_files(kind: str, live_engine: StartEngine, tiny_models: dict[str, Path]) -> None:
+    await check_files(live_engine, tiny_models[kind])
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+async def test_live_fingerprint_tells_models_and_caches_apart(kind: str, live_engine: StartEngine) -> None:
+    plain = (await saved(await live_engine(kind), 0)).read_bytes()
+    again = (await saved(await live_engine(kind, ctx_size=1024, extra=("-b", "64", "-ub", "32")), 1)).read_bytes()
+    quantised = (await saved(await live_engine(kind, extra=("-ctk", "q8_0")), 0)).read_bytes()
+    assert compare(plain, again)
+    assert not compare(plain, quantised)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("flags", [("--rope-freq-base", "500000"), ("--rope-freq-scale", "0.5"), ("-fa", "off")])
+async def test_native_fingerprint_tells_ropes_apart(flags: tuple[str, str], live_engine: StartEngine) -> None:
+    plain = (await saved(await live_engine("dense"), 0)).read_bytes()
+    other = (await saved(await live_engine("dense", extra=flags), 0)).read_bytes()
+    assert not compare(plain, other)
+
+
+SCATTERED = ((0, 20), (1, 300), (2, 20), (3, 120))
+REUSED = ((1, 500), (2, 300), (3, 500), (0, 100))  # beyond the window a slot's own cells are used again
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("kind", "used"), [("dense", SCATTERED), ("swa", REUSED)])
+async def test_live_fingerprint_in_a_used_pool(
+    kind: str, used: tuple[tuple[int, int], ...], live_engine: StartEngine
+) -> None:
+    """Cells that lie scattered, because other slots were filled and emptied around them, change nothing."""
+    clean = (await saved(await live_engine(kind), 0)).read_bytes()
+    engine = await live_engine(kind, parallel=4, ctx_size=512 if kind == "dense" else 4096, extra=("-ub", "64"))
+    for slot, n_tokens in used:
+        await engine.client.prime(slot, array("i", range(1000, 1000 + n_tokens)).tobytes())
+    await engine.client.erase_slot(0)
+    await engine.client.erase_slot(2)
+    assert compare(clean, (await saved(engine, 0)).read_bytes())
