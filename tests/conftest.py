@@ -1,13 +1,9 @@
 """Fixtures that several test modules share: tiny models, real engines, the real proxy."""
 
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,9 +13,9 @@ from llamacpp.engines.build import built_servers
 from llamacpp.engines.cache import cache_dir
 from llamacpp.engines.models import fetch_demo
 from tests import servers
+from tests.models import make_tiny_models
 from tests.servers import ONE_THREAD, LiveEngine, ProxyServer
 
-TINY = Path(__file__).with_name("tiny_models.py")
 StartEngine = Callable[..., Awaitable[LiveEngine]]
 StartProxy = Callable[..., Awaitable[ProxyServer]]
 
@@ -32,15 +28,8 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_models(demo_model: Path) -> dict[str, Path]:
-    """dense, swa and hybrid: random weights, real cache behaviour. Made once per version of their script."""
-    version = sha256(TINY.read_bytes() + demo_model.name.encode()).hexdigest()[:12]
-    place = cache_dir() / f"tiny-models-{version}"
-    if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=place.parent) as made:
-            subprocess.run([sys.executable, str(TINY), str(demo_model), f"{made}/new"], check=True, capture_output=True)
-            Path(made, "new").rename(place)
-    return {kind: place / f"{kind}.gguf" for kind in ("dense", "swa", "hybrid")}
+    """dense, swa and hybrid: random weights, real cache behaviour."""
+    return make_tiny_models(demo_model)
 
 
 @pytest.fixture
