@@ -14,7 +14,7 @@ from llamacpp import memory
 from llamacpp.gguf import read_header as read_gguf
 from llamacpp.slot_files import BadSlotFile, compare, fingerprint_bytes, is_whole, read_header
 from tests.conftest import StartEngine
-from tests.fakes.slot_bytes import attention_state, checkpoints, packed_words, slot_file
+from tests.fakes.slot_bytes import attention_state, packed_words, slot_file
 from tests.servers import LiveEngine
 
 TOKENS = [7, 0, 151643, 2]
@@ -98,73 +98,6 @@ def test_slot_number_does_not_count() -> None:
     assert a != b
     assert fingerprint_bytes(a) == fingerprint_bytes(b)
     assert compare(a, b)
-
-
-def test_order_of_the_cells_does_not_count() -> None:
-    """A slot that was filled where the pool wraps around has its last positions first."""
-    plain = attention_state(4, rows=(b"aabbccdd", b"AABBCCDD"))
-    wrapped = attention_state(4, rows=(b"ccddaabb", b"CCDDAABB"), positions=[2, 3, 0, 1])
-    assert compare(slot_file(TOKENS, state=plain), slot_file(TOKENS, state=wrapped))
-    moved = attention_state(4, rows=(b"ccddaabb", b"AABBCCDD"), positions=[2, 3, 0, 1])
-    assert not compare(slot_file(TOKENS, state=plain), slot_file(TOKENS, state=moved))
-
-
-def test_order_of_the_cells_does_not_count_in_a_transposed_v() -> None:
-    """Two values of each of four cells: a1 b1 c1 d1, a2 b2 c2 d2."""
-    keys = bytes(8)
-    plain = attention_state(4, rows=(keys, b"a1b1c1d1a2b2c2d2"), transposed=True)
-    wrapped = attention_state(4, rows=(keys, b"d1a1b1c1d2a2b2c2"), positions=[3, 0, 1, 2], transposed=True)
-    assert fingerprint_bytes(slot_file(TOKENS, state=wrapped)) == slot_file(TOKENS, state=plain)
-
-
-def test_checkpoints_do_not_count_but_must_be_whole(tmp_path: Path) -> None:
-    """How many there are depends on `-ub`, not on how values are computed."""
-    plain = slot_file(TOKENS)
-    one, two = plain + checkpoints(b"state"), plain + checkpoints(b"state", b"another")
-    assert compare(one, two)
-    assert fingerprint_bytes(two) == plain
-    assert is_whole(write(tmp_path, two))
-    assert not any(is_whole(write(tmp_path, two[:cut])) for cut in range(len(plain) + 1, len(two)))
-
-
-def halves(*values: float) -> bytes:
-    return struct.pack(f"<{len(values)}e", *values)
-
-
-@pytest.mark.parametrize(
-    ("values", "same"),
-    [
-        ((1.0, -2.0, 0.001, 4.0), True),
-        ((1.005, -2.0, 0.001, 4.0), True),  # half a percent
-        ((1.0, -2.0, 0.004, 4.0), True),  # small beside its tensor
-        ((1.1, -2.0, 0.001, 4.0), False),
-        ((1.0, 2.0, 0.001, 4.0), False),
-        ((1.0, float("nan"), 0.001, 4.0), False),
-    ],
-)
-def test_values_within_one_percent_are_the_same(values: tuple[float, ...], same: bool) -> None:
-    v = halves(1.0, 1.0, 1.0, 1.0)
-    one = slot_file(TOKENS, state=attention_state(4, rows=(halves(1.0, -2.0, 0.001, 4.0), v)))
-    other = slot_file(TOKENS, state=attention_state(4, rows=(halves(*values), v)))
-    assert compare(one, other) is same
-
-
-@pytest.mark.parametrize(("kind", "letter"), [(0, "f"), (30, "H")])
-def test_float32_and_bfloat16_are_compared_by_value(kind: int, letter: str) -> None:
-    def state(high: int) -> bytes:
-        bits = [0x3F80 + high, 0x4000, 0x4040, 0x4080]  # about 1, 2, 3, 4 as bfloat16
-        data = struct.pack("<4H", *bits) if letter == "H" else struct.pack("<4I", *(b << 16 for b in bits))
-        return attention_state(4, rows=(data, data), kind=kind)
-
-    same, near, far = (slot_file(TOKENS, state=state(high)) for high in (0, 1, 16))
-    assert compare(same, near)
-    assert not compare(same, far)
-
-
-def test_quantised_values_must_be_equal() -> None:
-    one, other = (slot_file(TOKENS, state=attention_state(4, rows=(bytes([n] * 8), bytes(8)), kind=8)) for n in (1, 2))
-    assert compare(one, one)
-    assert not compare(one, other)
 
 
 def test_other_tokens_are_another_file() -> None:
