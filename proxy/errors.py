@@ -43,7 +43,7 @@ class SlotkeeperError(Exception):
 
     status: int = 500
     kind: str = "server_error"
-    code: str = "internal_error"
+    code: str | int = "internal_error"
     outcome: Outcome = "refused"
     source: Literal["slotkeeper", "engine"] = "slotkeeper"
 
@@ -160,6 +160,7 @@ class EngineAnswered(SlotkeeperError):
         self.status = status
         self.kind = str(raw.get("type") or "server_error")
         self.raw = raw
+        self.code = raw.get("code", self.code)
         if self.kind == "exceed_context_size_error":
             self.outcome = "overflow"
 

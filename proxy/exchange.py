@@ -15,13 +15,13 @@ from llamacpp.errors import EngineStarting as EngineLoading
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked, must_be_whole, streamed
 from policies.causes import Cause
-from policies.prefix import n_tokens
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back
 from proxy.engine import Engine
 from proxy.errors import (
+    ContextExceeded,
     EngineAnswered,
     EngineFailed,
     EngineStarting,
@@ -105,7 +105,7 @@ class Exchange:
             self._task.cancel()
 
     async def _fail(self, error: SlotkeeperError) -> None:
-        self.record.outcome, self.record.error = error.outcome, error.code
+        self.record.outcome, self.record.error = error.outcome, str(error.code)
         await self.out.fail(error, self._headers())
 
     # --- the story --------------------------------------------------------------------------------------------------
@@ -150,10 +150,14 @@ class Exchange:
         room = engine.table.capacity or engine.n_ctx
         if slot is not None and r.door == "chat" and not r.fresh and n_prompt + reserve < CLOSE_TO_FULL * room:
             return want
-        want.tokens = await render(engine, self.request, line)
-        if want.tokens is not None:
-            tokens = want.tokens
-            want.n_prompt = n_tokens(tokens)
+        rendered = await render(engine, self.request, line)
+        if rendered is None:
+            return want
+        want.n_prompt = rendered.n_tokens
+        if want.n_prompt >= engine.n_ctx:
+            raise too_long(want.n_prompt, engine.n_ctx)
+        if not rendered.n_media:
+            tokens = want.tokens = rendered.tokens
             await render_pending(engine, r.who.tenant)
             want.snapshots = lambda: engine.snapshots_for(r.who.tenant, tokens)
         return want
@@ -320,6 +324,18 @@ SMALL_GUEST_LOSS = 16
 """policies/placement.SMALL_TAIL: a guest that cuts off more than this has taken the slot over."""
 MISPREDICTED = 64
 """Tokens short of the prediction that make us ask whether the engine was restarted unseen."""
+
+
+def too_long(n_prompt: int, n_ctx: int) -> ContextExceeded:
+    """llama-server's own refusal (server-context.cpp, exceed_context_size_error), before anybody is evicted for it.
+
+    Its wording is kept: agents recognise it and compact (agents.md, "Reaction to errors").
+    """
+    return ContextExceeded(
+        f"request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
+        n_prompt_tokens=n_prompt,
+        n_ctx=n_ctx,
+    )
 
 
 def answered(status: int, body: bytes) -> SlotkeeperError:
