@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -38,28 +39,14 @@ class LlamaClient:
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, *, connections: int = 256) -> None:
-        headers = {"accept-encoding": "identity", "user-agent": "slotkeeper"}
-        if api_key:
-            headers["authorization"] = f"Bearer {api_key}"
         self.base_url = base_url.rstrip("/")
-        self._http = httpx.AsyncClient(
-            base_url=self.base_url,
-            headers=headers,
-            trust_env=False,
-            follow_redirects=False,
-            http1=True,
-            http2=False,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(
-                max_connections=connections,
-                max_keepalive_connections=min(connections, KEEP_ALIVE_CONNECTIONS),
-                keepalive_expiry=KEEP_ALIVE_SECONDS,
-            ),
-        )
+        self._kept = _http(self.base_url, api_key, connections, kept=min(connections, KEEP_ALIVE_CONNECTIONS))
+        self._fresh = _http(self.base_url, api_key, connections, kept=0)
 
     async def aclose(self) -> None:
         """Closes every connection, running streams included."""
-        await self._http.aclose()
+        await self._kept.aclose()
+        await self._fresh.aclose()
 
     # --- requests of clients, passed on ---------------------------------------------------------------------------
 
@@ -73,9 +60,9 @@ class LlamaClient:
         body's end closes the socket at once, which is how llama-server learns that nobody listens.
         Raises EngineUnreachable, also for a break while the caller reads inside the context.
         """
-        request = self._http.build_request(method, path, content=content, headers={**_JSON, **(headers or {})})
+        request = self._kept.build_request(method, path, content=content, headers={**_JSON, **(headers or {})})
         try:
-            response = await self._http.send(request, stream=True)
+            response = await self._send(request, stream=True)
             try:
                 yield response
             finally:
@@ -95,10 +82,11 @@ class LlamaClient:
     ) -> httpx.Response:
         """One request and its whole answer, whatever its status. `seconds`: read timeout, None for none."""
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        request = self._kept.build_request(
+            method, path, content=content, params=params, headers=headers, timeout=timeout
+        )
         try:
-            return await self._http.request(
-                method, path, content=content, params=params, headers=headers, timeout=timeout
-            )
+            return await self._send(request, stream=False)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
@@ -189,6 +177,15 @@ class LlamaClient:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
+    async def _send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
+        """llama-server closes kept connections without a word (after 100 requests, after an error in a stream), so a
+        request may meet a closing one: then nothing was answered, and it goes out once more on a connection of its own.
+        When the engine died instead, that one is refused at once."""
+        try:
+            return await self._kept.send(request, stream=stream)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            return await self._fresh.send(request, stream=stream)
+
     async def _slot_action(self, slot: int, action: str, body: dict[str, str]) -> dict[str, Any]:
         path = f"/slots/{slot}"
         response = await self.request(
@@ -214,6 +211,24 @@ class LlamaClient:
     def _unreachable(self, error: httpx.TransportError) -> EngineUnreachable:
         why = str(error) or type(error).__name__
         return EngineUnreachable(f"No answer from llama-server at {self.base_url}: {why}. Is it running?")
+
+
+def _http(base_url: str, api_key: str | None, connections: int, *, kept: int) -> httpx.AsyncClient:
+    headers = {"accept-encoding": "identity", "user-agent": "slotkeeper"}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return httpx.AsyncClient(
+        base_url=base_url,
+        headers=headers,
+        trust_env=False,
+        follow_redirects=False,
+        # The system's certificates; loading any costs start-up time and memory that plain HTTP does not need.
+        verify=ssl.create_default_context() if base_url.startswith("https:") else False,
+        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+        limits=httpx.Limits(
+            max_connections=connections, max_keepalive_connections=kept, keepalive_expiry=KEEP_ALIVE_SECONDS
+        ),
+    )
 
 
 def pack(tokens: list[int]) -> bytes:

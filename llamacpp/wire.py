@@ -66,14 +66,21 @@ def streamed(body: Json, kind: Kind) -> Json:
 
     Progress makes the engine notice soon that we left, and says the cache hit before the first token. For an answer
     wanted whole the usage is asked for (chat streams carry it only then; the other kinds always do) and
-    `response_fields` is taken out (it would cut the last event only; `assemble` applies it).
+    `response_fields` is taken out (it would cut the last event only; `assemble` applies it). `echo`: a whole answer
+    that continues an assistant message begins with that message's text, a stream only when asked (server-task.cpp,
+    task_result_state).
     """
     sent = {**body, "stream": True, "return_progress": True}
-    if body.get("stream") is not True:
+    fields = body.get("response_fields")
+    if body.get("stream") is True:
+        if isinstance(fields, list):
+            sent["response_fields"] = [*fields, "timings"]  # the last event, cut to these; we live on its figures
+    else:
         sent.pop("response_fields", None)
         if kind == "chat":
             options = body.get("stream_options")
             sent["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+            sent["echo"] = True
     return sent
 
 
@@ -151,7 +158,16 @@ class Decoder:
         self._last: Json | None = None
 
     def feed(self, event: Json) -> None:
-        """`event`: the parsed `data:` of one event. Fields of a wrong type are passed over."""
+        """`event`: the parsed `data:` of one event. Raises EngineBroken for one that no llama-server sends."""
+        try:
+            self._feed(event)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise EngineBroken(
+                "llama-server sent a stream event of an unknown shape; the request was ended. "
+                "Check that the upstream URL leads to a llama-server of a supported version."
+            ) from error
+
+    def _feed(self, event: Json) -> None:
         if (failed := event.get("error")) is not None:
             self.error = failed if isinstance(failed, dict) else {"message": str(failed)}
             return
@@ -160,7 +176,7 @@ class Decoder:
         if (timings := event.get("timings")) is not None:
             self.timings = Timings.from_json(timings) or self.timings
         if (usage := event.get("usage")) is not None:
-            self.usage = usage
+            self.usage = usage if isinstance(usage, dict) else None
         if self.kind == "native":
             self._feed_native(event, progress is not None)
         else:
@@ -197,7 +213,7 @@ class Decoder:
     def _feed_native(self, event: Json, is_progress: bool) -> None:
         choice = self._choice(event.get("index"))
         if content := event.get("content"):
-            choice.text.append(content)
+            choice.text.append(_text(content))
             self.n_events += 1
         if probabilities := event.get("completion_probabilities"):
             choice.logprobs.extend(probabilities)
@@ -212,7 +228,7 @@ class Decoder:
         if (delta := got.get("delta")) is not None:
             self.n_events += choice.add(delta)
         elif text := got.get("text"):
-            choice.text.append(text)
+            choice.text.append(_text(text))
             self.n_events += 1
         if logprobs := got.get("logprobs"):
             choice.logprobs.extend(logprobs.get("content") or ())
@@ -221,7 +237,7 @@ class Decoder:
             choice.end = event
 
     def _choice(self, index: object) -> _Choice:
-        at = index if isinstance(index, int) else 0
+        at = index if isinstance(index, int) else 0  # one choice needs no number
         if (found := self._choices.get(at)) is None:
             found = self._choices[at] = _Choice(at)
         return found
@@ -262,13 +278,13 @@ class _Choice:
         """Takes a chat delta in; returns whether it bore anything."""
         bore = False
         if content := delta.get("content"):
-            self.text.append(content)
+            self.text.append(_text(content))
             bore = True
         if reasoning := delta.get("reasoning_content"):
-            self.reasoning.append(reasoning)
+            self.reasoning.append(_text(reasoning))
             bore = True
         for call in delta.get("tool_calls") or ():
-            index = call.get("index", 0)
+            index = int(call.get("index", 0))
             if (tool := self.tools.get(index)) is None:
                 tool = self.tools[index] = _Tool()
             tool.add(call)
@@ -311,11 +327,11 @@ class _Tool:
         self.arguments: list[str] = []
 
     def add(self, call: Json) -> None:
-        self.id = call.get("id") or self.id
+        self.id = _text(call.get("id") or self.id)
         function = call.get("function") or {}
-        self.name = function.get("name") or self.name
+        self.name = _text(function.get("name") or self.name)
         if arguments := function.get("arguments"):
-            self.arguments.append(arguments)
+            self.arguments.append(_text(arguments))
 
     def whole(self) -> Json:
         call: Json = {"type": "function", "function": {"name": self.name, "arguments": "".join(self.arguments)}}
@@ -359,3 +375,9 @@ def _picked(whole: Json, paths: tuple[str, ...]) -> Json:
 
 
 _MISSING: Final = object()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("text expected")
+    return value
