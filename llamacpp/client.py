@@ -165,15 +165,16 @@ class LlamaClient:
                 "return_progress": True,
             }
         )
-        splitter = EventSplitter()
+        splitter, timings = EventSplitter(), None
         async with self.stream("POST", "/completion", body) as response:
             if response.status_code != httpx.codes.OK:
                 _check(response.status_code, await response.aread())
             async for chunk in response.aiter_raw():
                 for event in splitter.feed(chunk):
-                    if (timings := _timings_in(event)) is not None:
-                        return timings
-        raise EngineBroken(f"llama-server at {self.base_url} ended POST /completion without its timings; try again.")
+                    timings = _timings_in(event) or timings
+        if timings is None:
+            raise EngineBroken(f"llama-server at {self.base_url} ended POST /completion without timings; try again.")
+        return timings
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -259,6 +260,8 @@ def _timings_in(event: bytes) -> Timings | None:
         raise _broken("POST /completion", data) from error
     if refused := error_of(found):
         raise refused
+    if not isinstance(found, dict):
+        raise _broken("POST /completion", found)
     return Timings.from_json(found.get("timings"))
 
 
