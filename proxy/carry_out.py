@@ -8,6 +8,7 @@ import structlog
 
 from llamacpp.errors import EngineError
 from policies.causes import Cause
+from policies.placement import SMALL_TAIL
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Place
 from proxy.engine import Engine
@@ -54,7 +55,7 @@ async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -
         return Carried(Action.COLD, 0)
     if grant.target.n_tokens == 0 and place.predicted_cache_n:
         return Carried(Action.COLD, 0)
-    _note_loss(grant.target, place, lines)
+    _note_loss(grant.target, place, lines, owner)
     return Carried(place.action, place.predicted_cache_n)
 
 
@@ -164,10 +165,10 @@ async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> None:
     slot.clear()
 
 
-def _note_loss(target: Slot, place: Place, lines: LineBook) -> None:
-    """A cold start in a slot that holds something takes it from its line."""
+def _note_loss(target: Slot, place: Place, lines: LineBook, owner: str) -> None:
+    """Whoever runs in a slot that holds more than it reuses takes the rest from the slot's line."""
     line = lines.get(target.line)
-    if line is not None and place.action is Action.COLD:
+    if line is not None and line.id != owner and target.n_tokens - place.predicted_cache_n > SMALL_TAIL:
         line.lost = Cause.EVICTED
 
 

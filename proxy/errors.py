@@ -68,13 +68,14 @@ class SlotkeeperError(Exception):
 class BadRequest(SlotkeeperError):
     """The body or a parameter is not what the door expects."""
 
-    status, kind, code = 400, "invalid_request_error", "bad_request"
+    status, kind = 400, "invalid_request_error"
+    code: str | int = "bad_request"
 
 
 class ContextExceeded(BadRequest):
     """The prompt and its reply cannot fit the context; fields as in llama-server's exceed_context_size_error."""
 
-    kind, code, outcome = "exceed_context_size_error", "context_exceeded", "overflow"
+    kind, code, outcome = "exceed_context_size_error", 400, "overflow"
 
     def __init__(self, message: str, *, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(message)

@@ -15,6 +15,7 @@ from llamacpp.errors import EngineStarting as EngineLoading
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked, must_be_whole, streamed
 from policies.causes import Cause
+from policies.placement import SMALL_TAIL
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
@@ -35,7 +36,7 @@ from proxy.relay import Relay
 from proxy.rendering import cut_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill
-from proxy.slots import Grant, Slot, Want
+from proxy.slots import Grant, NeedsTokens, Slot, Want
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +121,9 @@ class Exchange:
         self._describe(engine, line, found)
         line.running += 1
         try:
-            want = await self._want(engine, line, found)
+            want = self._want(engine, line, found)
+            if not want.is_hot:
+                await self._render(engine, want)
             grant = await self._acquire(engine, want)
             carried = await self._carry_out(engine, grant, want)
             await self._converse(engine, grant, want, found, carried)
@@ -137,8 +140,8 @@ class Exchange:
         if found.line is not None and found.match in (Match.EDITED, Match.BASE):
             r.divergence = {"message": found.shared, "token_estimate": found.held, "line": found.line.id}
 
-    async def _want(self, engine: Engine, line: Line, found: Found) -> Want:
-        """What to ask the slot table for; renders only when the prompt continues nothing that a slot holds."""
+    def _want(self, engine: Engine, line: Line, found: Found) -> Want:
+        """What to ask the slot table for; unrendered when the prompt continues what a slot holds."""
         r, settings = self.request, self.service.settings
         reserve = min(r.max_tokens if r.max_tokens is not None else settings.reply_reserve, settings.reply_reserve)
         slot = engine.table.holding(line.id) if found.match is Match.EXTENDS else None
@@ -148,25 +151,34 @@ class Exchange:
         want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh)
         want.stem = found.line.id if found.line is not None and found.line is not line else None
         room = engine.table.capacity or engine.n_ctx
-        if slot is not None and r.door == "chat" and not r.fresh and n_prompt + reserve < CLOSE_TO_FULL * room:
-            return want
-        rendered = await render(engine, self.request, line)
+        is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
+        want.is_hot = slot is not None and r.door == "chat" and not r.fresh and not is_close
+        return want
+
+    async def _render(self, engine: Engine, want: Want) -> None:
+        """Exact tokens for a prompt that has to be compared; refuses one that no slot can hold."""
+        want.is_hot, tenant = False, self.request.who.tenant
+        rendered = await render(engine, self.request, want.line)
         if rendered is None:
-            return want
+            return
         want.n_prompt = rendered.n_tokens
         if want.n_prompt >= engine.n_ctx:
             raise too_long(want.n_prompt, engine.n_ctx)
         if not rendered.n_media:
             tokens = want.tokens = rendered.tokens
-            await render_pending(engine, r.who.tenant)
-            want.snapshots = lambda: engine.snapshots_for(r.who.tenant, tokens)
-        return want
+            await render_pending(engine, tenant)
+            want.snapshots = lambda: engine.snapshots_for(tenant, tokens)
 
     async def _acquire(self, engine: Engine, want: Want) -> Grant:
         engine.require_ready()
         waits = engine.table.waits
         began = time.perf_counter()
-        grant = await engine.table.acquire(want, self.service.settings.max_wait_seconds)
+        seconds = self.service.settings.max_wait_seconds
+        try:
+            grant = await engine.table.acquire(want, seconds)
+        except NeedsTokens:
+            await self._render(engine, want)
+            grant = await engine.table.acquire(want, seconds)
         self.clock.waited = time.perf_counter() - began
         if engine.table.waits > waits and self.clock.waited > 0:
             engine.metrics.waited(engine.name)
@@ -197,7 +209,7 @@ class Exchange:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
         slot, r = grant.target, self.request
         is_guest = carried.action is Action.GUEST and slot.line is not None
-        takes_over = is_guest and slot.n_tokens - carried.predicted_cache_n > SMALL_GUEST_LOSS
+        takes_over = is_guest and slot.n_tokens - carried.predicted_cache_n > SMALL_TAIL
         slot.apply(SlotEvent.SEND)
         slot.last_used = engine.clock()
         instance = engine.instance
@@ -250,8 +262,9 @@ class Exchange:
         verdict = after_answer(engine, slot, line, found, self.record, timings, stem=found.line)
         slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
         fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
-        if verdict.cause is Cause.RESTORE_INEFFECTIVE and carried.snapshot is not None:
-            self.service.store.mark_effective(carried.snapshot.id, False)
+        if carried.snapshot is not None:
+            self.service.store.mark_effective(carried.snapshot.id, verdict.cause is not Cause.RESTORE_INEFFECTIVE)
+        if verdict.cause is Cause.RESTORE_INEFFECTIVE:
             engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)
         if r.fresh:
             # Its cells stay in use until the next prompt; nobody may find or keep what lies there.
@@ -320,8 +333,6 @@ class Exchange:
         return headers
 
 
-SMALL_GUEST_LOSS = 16
-"""policies/placement.SMALL_TAIL: a guest that cuts off more than this has taken the slot over."""
 MISPREDICTED = 64
 """Tokens short of the prediction that make us ask whether the engine was restarted unseen."""
 

@@ -6,8 +6,9 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from llamacpp.tokens import Estimator
 from policies.causes import Cause
 from policies.prefix import shared_entries
 from policies.types import DIGEST_BYTES, Match, Prompt
@@ -27,6 +28,10 @@ class Identity:
     parent: str | None = None
 
 
+TEMPLATE_TOKENS = 32
+"""Role markers and line ends that a template puts around a few new messages."""
+
+
 @dataclass(slots=True, eq=False)
 class Line:
     """A series of prompts of which each extends the one before, and what is known of its tokens.
@@ -39,7 +44,8 @@ class Line:
     prompt: Prompt
     first_user: bytes
     n_tokens: int = 0
-    bytes_per_token: float = 3.0
+    estimator: Estimator = field(default_factory=Estimator)
+    """Tokens by bytes of this line's messages."""
     lost: Cause | None = None
     kind: str = "main"
     n_requests: int = 0
@@ -64,7 +70,7 @@ class Line:
                 "n_leading": p.n_leading,
                 "first_user": self.first_user.hex(),
                 "kind": self.kind,
-                "bytes_per_token": self.bytes_per_token,
+                "tokens_per_byte": self.estimator.ratio,
             },
         )
 
@@ -79,14 +85,14 @@ class Line:
             line = cls(
                 record.line, who, prompt, bytes.fromhex(extra["first_user"]), record.n_tokens, kind=extra["kind"]
             )
-            line.bytes_per_token, line.lost = float(extra["bytes_per_token"]), Cause.ENGINE_RESTART
+            line.estimator, line.lost = Estimator(float(extra["tokens_per_byte"])), Cause.ENGINE_RESTART
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a line: {error}") from error
         return line
 
     def tokens_of(self, n_bytes: int) -> int:
-        """Tokens that so many bytes of messages are likely to make; rounded up, with a margin for the template."""
-        return int(n_bytes / self.bytes_per_token * 1.1) + 16
+        """Tokens that so many bytes of messages seldom exceed, the template's own around them included."""
+        return self.estimator.at_most(n_bytes) + TEMPLATE_TOKENS
 
 
 def new_line(who: Identity, prompt: Prompt, first_user: bytes, kind: str) -> Line:
@@ -148,10 +154,11 @@ class LineBook:
     def advance(self, line: Line, prompt: Prompt, n_tokens: int) -> None:
         """The line's newest prompt was processed: it is what the next one has to extend."""
         self._unlink(line)
+        known = len(line.prompt.chain)
+        if line.n_tokens and prompt.chain[:known] == line.prompt.chain:
+            line.estimator.observe(sum(prompt.sizes[known:]), n_tokens - line.n_tokens)
         line.prompt, line.n_tokens, line.lost = prompt, n_tokens, None
         line.n_requests += 1
-        if n_tokens > 0 and prompt.n_bytes > 0:
-            line.bytes_per_token = max(0.5, prompt.n_bytes / n_tokens)
         self.keep(line)
 
     def keep(self, line: Line) -> None:

@@ -14,7 +14,7 @@ from policies.placement import place
 from policies.prefix import common_prefix, n_tokens
 from policies.queue import Waiting, order
 from policies.slot_state import SlotEvent, SlotState, is_free_to_lease, step
-from policies.types import Abilities, Match, Place, Question, SlotFacts, SnapshotFacts
+from policies.types import Abilities, Action, Match, Place, Question, SlotFacts, SnapshotFacts
 from proxy.errors import Busy, WaitedTooLong
 from proxy.lines import Line
 
@@ -100,7 +100,7 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Want:
-    """A request for a slot. `tokens`: its prompt, packed, when rendered; `hot`: it continues its line unrendered."""
+    """A request for a slot. `tokens`: its prompt, packed, when rendered; `is_hot`: unrendered, it can only continue."""
 
     line: Line
     match: Match
@@ -112,10 +112,16 @@ class Want:
     fresh: bool = False
     snapshots: Callable[[], tuple[SnapshotFacts, ...]] = tuple
 
+    is_hot: bool = False
+
     @property
     def tenant(self) -> str:
         """Whose request it is."""
         return self.line.who.tenant
+
+
+class NeedsTokens(Exception):
+    """A prompt that was to continue in its line's slot cannot: it has to be rendered to be placed elsewhere."""
 
 
 @dataclass(slots=True, eq=False)
@@ -253,6 +259,10 @@ class SlotTable:
             decision = place(self.question(waiter.want))
             if not isinstance(decision, Place):
                 passed.append(waiter)
+                continue
+            if waiter.want.is_hot and decision.action is not Action.CONTINUE:
+                del self._waiters[key]
+                waiter.granted.set_exception(NeedsTokens())
                 continue
             for earlier in passed:
                 earlier.bypassed += earlier.key < key
