@@ -76,7 +76,7 @@ def _ways(q: Question, target: SlotFacts, idle: list[SlotFacts]) -> Iterator[tup
     """Each source of tokens for one target, and whether it destroys the tail of somebody else's line."""
     others = not target.is_empty and not target.family and not target.mine
     here = _in_place(q, target)
-    keeps = target.is_empty or (q.abilities.rewind and target.tokens - target.common <= SMALL_TAIL)
+    keeps = target.is_empty or (q.abilities.rewind and target.common >= target.owner_end)
     short = q.n_prompt + q.reserve - target.common <= GUEST_AT_MOST
     yield here, others and not (keeps and not target.foreign and short)
     if q.fresh:

@@ -70,7 +70,8 @@ class SlotFacts:
 
     `common`: tokens shared with the prompt to be placed. `mine`: its line owns the slot. `family`: the owner is an
     earlier state of the same conversation. `saved`: tokens of its content that a snapshot holds. `foreign`: owned by
-    another tenant. `idle`: nobody holds its lease. `settling`: the engine is about to give it back (a client left).
+    another tenant. `idle`: nobody holds its lease. `settling`: the engine is about to give it back (a
+    client left). `prompt`: tokens of the owner's newest prompt, the reply after it left out; None: all.
     """
 
     id: int
@@ -83,11 +84,17 @@ class SlotFacts:
     saved: int = 0
     last_used: float = 0.0
     settling: bool = False
+    prompt: int | None = None
 
     @property
     def is_empty(self) -> bool:
         """No tokens in it."""
         return self.tokens == 0
+
+    @property
+    def owner_end(self) -> int:
+        """Where the owner's newest prompt ends; a guest begins behind it."""
+        return self.tokens if self.prompt is None else min(self.prompt, self.tokens)
 
     @property
     def at_stake(self) -> int:

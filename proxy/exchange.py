@@ -15,7 +15,6 @@ from llamacpp.errors import EngineStarting as EngineLoading
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked, must_be_whole, streamed
 from policies.causes import Cause
-from policies.placement import SMALL_TAIL
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
@@ -209,7 +208,7 @@ class Exchange:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
         slot, r = grant.target, self.request
         is_guest = carried.action is Action.GUEST and slot.line is not None
-        takes_over = is_guest and slot.n_tokens - carried.predicted_cache_n > SMALL_TAIL
+        takes_over = is_guest and carried.predicted_cache_n + 1 < (slot.n_prompt or slot.n_tokens)
         slot.apply(SlotEvent.SEND)
         slot.last_used = engine.clock()
         instance = engine.instance

@@ -119,4 +119,4 @@ def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_g
     slot.saved = min(slot.saved, timings.cache_n)
     slot.tenant, slot.was_restored, slot.last_used = line.who.tenant, False, now
     if not is_guest:
-        slot.line = line.id
+        slot.line, slot.n_prompt = line.id, n_prompt

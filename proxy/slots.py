@@ -60,6 +60,8 @@ class Slot:
     body: bytes | None = None
     base: bytes = b""
     is_rendered: bool = True
+    n_prompt: int | None = None
+    """Tokens of the owner's newest prompt, the reply after it left out; None: of all that it holds."""
     saved: int = 0
     snapshot: str | None = None
     """Id of the snapshot that holds the first `saved` tokens."""
@@ -82,7 +84,7 @@ class Slot:
     def clear(self) -> None:
         """Its content is gone."""
         self.line = self.tenant = self.body = self.snapshot = None
-        self.is_rendered = True
+        self.is_rendered, self.n_prompt = True, None
         self.n_tokens = self.saved = 0
         self.was_restored = False
         self.tokens = b""
@@ -220,6 +222,7 @@ class SlotTable:
             foreign=foreign,
             saved=self.saved_of(slot),
             last_used=slot.last_used,
+            prompt=slot.n_prompt,
             settling=slot.state is SlotState.UNKNOWN,
         )
 
