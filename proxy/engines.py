@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,7 @@ class Engines:
     on_pressure: Callable[[Engine], None] = lambda _: None
     """Told of an engine one of whose runners has outgrown its reserve."""
     _children: dict[str, children.Child] = field(default_factory=dict)
-    _stopping: bool = False
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: dict[str, str] = field(default_factory=dict)
 
     # --- choosing ---------------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ class Engines:
 
     def is_stopping(self) -> bool:
         """Engines that end now are not started again."""
-        return self._stopping
+        return self._stopping.is_set()
 
     def why_not_ready(self) -> str:
         """For /readyz."""
@@ -105,7 +106,7 @@ class Engines:
 
     async def stop(self, seconds: float) -> None:
         """Ends our children (their slots are saved by then) and closes all connections."""
-        self._stopping = True
+        self._stopping.set()
         await asyncio.gather(*(child.stop(seconds) for child in self._children.values()))
         for engine in self.all:
             await engine.client.aclose()
@@ -265,7 +266,8 @@ class Engines:
             elif not healthy and engine.ready and not engine.table.runners():
                 self._lost_instance(engine, "its /health does not answer")
                 log.warning("engine_gone", engine=engine.name, url=spec.url)
-            await asyncio.sleep(WATCH_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), WATCH_SECONDS)
 
     async def _attach(self, engine: Engine, spec: attached.AttachedSpec) -> None:
         try:

@@ -29,7 +29,9 @@ MODEL_DOORS = {
     "/v1/chat/completions": "chat",
     "/chat/completions": "chat",
     "/v1/completions": "completion",
+    "/completions": "native",
     "/completion": "native",
+    "/infill": "native",
 }
 
 
@@ -81,11 +83,15 @@ class FakeLlama:
         """What a restart leaves: no connection, no token."""
         self._server.drop_connections()
         for slot in self.slots:
-            slot.tokens, slot.busy = [], False
+            slot.tokens, slot.busy, slot.id_task = [], False, -1
 
     async def arrived(self, count: int) -> None:
         """Return once `count` model requests have come in."""
         await self._until(lambda: len(self.model_requests) >= count)
+
+    async def asked(self, path: str, count: int) -> None:
+        """Return once `count` requests for a path have come in."""
+        await self._until(lambda: sum(r.path == path for r in self.requests) >= count)
 
     async def abandoned(self, count: int) -> None:
         """Return once `count` model requests were left by their client."""
@@ -108,6 +114,7 @@ class FakeLlama:
 
     async def _handle(self, request: Request, answer: Answer) -> None:
         self.requests.append(request)
+        await self._tell()
         if self.loading:
             return await _refuse(answer, 503, "unavailable_error", "Loading model")
         if self._lacks_key(request):
@@ -161,12 +168,14 @@ class FakeLlama:
         }
 
     def _slot_report(self, number: int, slot: Slot) -> dict[str, Any]:
-        return {
+        report = {
             "id": number,
             "n_ctx": self.n_ctx,
             "speculative": self.speculative,
             "is_processing": slot.busy,
         }
+        used = {"id_task": slot.id_task, "n_prompt_tokens": len(slot.tokens)}
+        return report | used if slot.id_task >= 0 else report
 
     async def _slot_action(self, request: Request, answer: Answer) -> None:
         number, action = int(request.path.rsplit("/", 1)[1]), request.query.get("action")
@@ -204,7 +213,7 @@ class FakeLlama:
             error = cue.error or {"code": cue.status, "message": "on cue", "type": "server_error"}
             return await answer.json({"error": error}, cue.status)
         body, kind = request.body, MODEL_DOORS[request.path]
-        prompt = body.get("prompt", "")
+        prompt = body.get("prompt", "") or str(body.get("input_prefix", ""))
         text = render(body) if kind == "chat" else prompt
         tokens = self.tokens_of(text) if isinstance(text, str) else list(text)
         if len(tokens) >= self.n_ctx:
@@ -213,12 +222,17 @@ class FakeLlama:
             place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of}
             run = Run(kind, body, tokens, cue, **place)
             self.processed_total += run.prompt_n
-            work = asyncio.create_task(run.answer(answer))
+            slot.id_task = len(self.model_requests)
+            work = asyncio.ensure_future(cue.script(answer) if cue.script else run.answer(answer))
             gone = asyncio.create_task(request.left.wait())
             try:
                 await asyncio.wait({work, gone} if not cue.ignore_leaving else {work}, return_when="FIRST_COMPLETED")
                 if not work.done():
                     self.left += 1
+                    work.cancel()
+                    await self._tell()
+                    if cue.hold_left is not None:
+                        await cue.hold_left.wait()
                     raise Broken
                 await work
             finally:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,12 @@ class Ended(Exception):
 
 @dataclass
 class Cue:
-    """What happens to one model request. Holds are events that the test sets; counts are generated tokens."""
+    """What happens to one model request. Holds are events that the test sets; counts are generated tokens.
+
+    `pace`: one permit is taken before each event of a stream. `script` answers instead of the engine, byte for byte.
+    `hold_left`: the slot stays busy after its client left, as an engine's does until its batch is done.
+    `end_at`: the stream ends there in good order, without its last events. `sent` collects the events of a stream.
+    """
 
     status: int | None = None
     error: dict[str, Any] | None = None
@@ -29,6 +34,11 @@ class Cue:
     garbage_at: int | None = None
     text: list[str] | None = None
     ignore_leaving: bool = False
+    pace: asyncio.Semaphore | None = None
+    script: Callable[[Answer], Awaitable[None]] | None = None
+    hold_left: asyncio.Event | None = None
+    end_at: int | None = None
+    sent: list[bytes] = field(default_factory=list)
 
 
 @dataclass
@@ -37,6 +47,7 @@ class Slot:
 
     tokens: list[int] = field(default_factory=list)
     busy: bool = False
+    id_task: int = -1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -99,6 +110,8 @@ class Run:
             await cue.hold_after.wait()
         if number == cue.break_at:
             raise Broken
+        if number == cue.end_at:
+            raise Ended
         if number == cue.garbage_at:
             await answer.send(b"data: {not json\n\n")
         if number == cue.error_at:
@@ -119,7 +132,7 @@ class Run:
                 final = _chat_delta({}, "length") | {"timings": self._timings()}
         await self._event(answer, final)
         if self.kind != "native":
-            await answer.send(b"data: [DONE]\n\n")
+            await self._send(answer, b"data: [DONE]\n\n")
 
     async def _whole(self, answer: Answer) -> None:
         await self._prefill(None)
@@ -139,7 +152,13 @@ class Run:
             await answer.json(self._final() | {"content": "".join(self.words)})
 
     async def _event(self, answer: Answer, value: dict[str, Any]) -> None:
-        await answer.send(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+        await self._send(answer, b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+
+    async def _send(self, answer: Answer, event: bytes) -> None:
+        if self.cue.pace is not None:
+            await self.cue.pace.acquire()
+        self.cue.sent.append(event)
+        await answer.send(event)
 
     def _piece(self, word: str) -> dict[str, Any]:
         if self.kind == "chat":

@@ -1,0 +1,1 @@
+"""Real sockets: a client, the proxy, and a scripted engine, all on loopback."""
