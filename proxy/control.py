@@ -51,15 +51,24 @@ def call(path: Path, method: str, door: str) -> Any:
     if not path.exists():
         raise NoServer
     try:
-        with _short(path) as short, httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=_SECONDS) as client:
-            answer = client.request(method, f"http://slotkeeper{door}")
-    except httpx.ConnectError:
-        raise NoServer from None
+        with _short(path) as short:
+            _knock(short)
+            with httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=_SECONDS) as client:
+                answer = client.request(method, f"http://slotkeeper{door}")
     except httpx.HTTPError as error:
         raise ControlRefused(f"The running server did not answer on {path} ({type(error).__name__}).") from None
     if answer.is_error:
         raise ControlRefused(_message(answer))
     return answer.json()
+
+
+def _knock(address: str) -> None:
+    """Raise NoServer when nobody listens: tried first, because httpcore 1.0.9 leaks its socket when that fails."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        try:
+            knock.connect(address)
+        except OSError:
+            raise NoServer from None
 
 
 def _message(answer: httpx.Response) -> str:
