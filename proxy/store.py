@@ -78,14 +78,14 @@ class Store(SnapshotStore):
     async def _load(self, persist: bool, own_lock: StateDirLock | None) -> None:
         self.persist, self._requests = persist, {}
         try:
-            rows, requests = await self._writer.run(lambda db: (db.snapshot_rows(), db.requests()))
+            for row in await self._writer.run(lambda db: db.snapshot_rows()):
+                self._load_row(row)
+            self._writer.recorded = self.rows  # from here on damage costs no snapshot
+            requests = await self._writer.run(lambda db: db.requests())
         except BaseException:
             await self._writer.close()
             raise
-        self._writer.recorded = self.rows
         self._locks += [own_lock] if own_lock else []
-        for row in rows:
-            self._load_row(row)
         for id_, record in requests:
             try:
                 self._requests[id_] = orjson.loads(record)

@@ -81,11 +81,6 @@ class StateDb:
             raise
 
     def _prepare(self) -> None:
-        # quick_check reads the whole file (at most some 100 MB, at start only): a damaged page is found now, not in
-        # mid-turn
-        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(str(verdict))
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise StoreError(
@@ -114,10 +109,8 @@ class StateDb:
     def _explanation(self, err: sqlite3.Error) -> StoreError:
         code = getattr(err, "sqlite_errorcode", None)
         primary = code & 0xFF if code is not None else None
-        # quick_check's verdict has no code: it is damage too
-        damage_codes = (None, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-        damaged = type(err) is sqlite3.DatabaseError and primary in damage_codes
-        if damaged or "already exists" in str(err) or "no such" in str(err):
+        foreign_tables = "already exists" in str(err) or "no such" in str(err)
+        if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or foreign_tables:
             return Corrupt(f"{self.path} is damaged ({err}).")
         advice = {
             sqlite3.SQLITE_FULL: "the disk is full: free some space",

@@ -115,7 +115,8 @@ def _split(blob: bytes, start: int, sizes: list[int]) -> list[bytes]:
 
 def token_hash(tenant: str, tokens: bytes) -> str:
     """32 hex digits of xxh3-128 over tenant and packed tokens: two tenants never share a file name."""
-    return xxhash.xxh3_128_hexdigest(tenant.encode("utf-8", "surrogatepass") + b"\0" + tokens)
+    name = tenant.encode("utf-8", "surrogatepass")
+    return xxhash.xxh3_128_hexdigest(b"%d:%b%b" % (len(name), name, tokens))  # the length: no two pairs spell the same
 
 
 def snapshot_name(fingerprint: str, tenant: str, tokens: bytes) -> str:

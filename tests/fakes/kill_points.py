@@ -1,7 +1,7 @@
 """Kills a process with SIGKILL before each single file or database call of the store's thread, one process per call.
 
-`python -m tests.fakes.kill_points DIRECTORY STORY` prints one JSON line per kill: what the directory held afterwards, as a
-fresh process sees it. The last line is the run that nobody killed.
+`python -m tests.fakes.kill_points DIRECTORY STORY` prints one JSON line per kill: what the directory held afterwards,
+as a fresh process sees it. The last line is the run that nobody killed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def _touches_disk(called: Any) -> bool:
 
 
 async def act(path: Path, story: str, n: int) -> None:
-    """Open the store, then play the story under the knife. Only the writer's thread, which starts in open, is watched."""
+    """Open the store, then play the story under the knife. Only the writer's thread, which starts in open, is
+    watched.
+    """
     threading.setprofile(None)
     store = await open_store(path)
     armed = kill_before(n)

@@ -100,13 +100,16 @@ async def test_a_damaged_record_is_skipped(tmp_path: Path) -> None:
         for n, blob in enumerate([b"", b"\xff" * 9, b"\2\0\0\0{}", ledger("x").to_blob()[:-1]]):
             db.execute("INSERT INTO ledgers (line, record) VALUES (?, ?)", (f"bad{n}", blob))
         db.execute("INSERT INTO requests (id, record) VALUES ('bad', 'nonsense')")
-        db.execute("INSERT INTO snapshots SELECT 'x', '../../victim', dir, fingerprint, tenant, model, kind, line, "
-                   "n_tokens, bytes, created, last_used, pinned, effective, reason FROM snapshots")  # fmt: skip
+        rest = "fingerprint, tenant, model, kind, line, n_tokens, bytes, created, last_used, pinned, effective, reason"
+        for id_, file, directory in (("x", "'../../victim'", "dir"), ("y", "file", "'/etc'")):
+            db.execute(
+                f"INSERT INTO snapshots SELECT '{id_}', {file}, {directory}, {rest} FROM snapshots WHERE length(id) > 1"
+            )
     db.close()
     store = await open_store(tmp_path)
     assert [r.line for r in await store.load_ledgers()] == ["good"]
     assert store.load_requests() == [{"id": "good"}]
-    assert len(store.all()) == 1 and store.counters["bad_records"] == 6
+    assert len(store.all()) == 1 and store.counters["bad_records"] == 7
     await store.close()
 
 
@@ -136,7 +139,7 @@ async def test_purge_leaves_nothing(tmp_path: Path) -> None:
     temp = save(store, packed(1, 2, 3))
     (store.slots_dir / f"{FP}-{'0' * 32}.bin").write_bytes(b"orphan")
     (tmp_path / "state.db.corrupt-20260101T000000").write_bytes(mark)
-    store.put_ledger(ledger("L", base=mark * 50))
+    store.put_ledger(ledger("L", base=mark * 50_000))
     store.put_request({"id": "r", "text": mark.decode()})
     report = await store.purge()
     assert (report.snapshots, report.orphans, report.bytes) == (2, 2, total)
@@ -145,6 +148,7 @@ async def test_purge_leaves_nothing(tmp_path: Path) -> None:
         await publish_temp(store, temp)
     assert store.load_requests() == [] and await store.load_ledgers() == []
     assert not any(mark in path.read_bytes() for path in tmp_path.glob("state.db*"))
+    assert sum(path.stat().st_size for path in tmp_path.glob("state.db*")) < len(mark * 50_000) / 2
     await publish(store, 9)
     await store.close()
     store = await open_store(tmp_path)
@@ -210,6 +214,26 @@ async def test_a_damaged_database_is_moved_aside_and_its_files_are_adopted(tmp_p
     await store.close()
     store = await open_store(tmp_path)
     assert [r.line for r in await store.load_ledgers()] == ["new"] and len(store.all()) == 1
+    await store.close()
+
+
+async def test_damage_outside_the_index_costs_no_pin(tmp_path: Path) -> None:
+    """A page of ledgers is unreadable: the snapshots' records were read before and are written anew."""
+    store = await filled(tmp_path)
+    await store.pin(store.all()[0].id)
+    expected = store.all()
+    await store.close()
+    with sqlite3.connect(tmp_path / "state.db") as db:
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name='ledgers'").fetchone()
+    db.close()
+    with (tmp_path / "state.db").open("r+b") as file:
+        file.seek((root - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    store = await open_store(tmp_path)
+    assert await store.load_ledgers() == [] and store.damaged_databases == 1
+    await store.close()
+    store = await open_store(tmp_path)
+    assert store.all() == expected and store.all()[0].pinned
     await store.close()
 
 

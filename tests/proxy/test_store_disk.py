@@ -44,6 +44,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+def remount(path: Path, how: str) -> None:
+    """Make the file system read-only ("ro") or writable ("rw")."""
+    subprocess.run(["mount", "-o", f"remount,{how}", str(path)], check=True)
+
+
 def fill(path: Path) -> Path:
     """Write until the disk refuses."""
     filler = path / "filler"
@@ -106,6 +111,17 @@ async def test_puts_while_nothing_can_be_written_stay_bounded(tmp_path: Path) ->
     await store.close()
 
 
+async def test_a_line_forgotten_while_its_ledger_waits_to_be_written_stays_forgotten(tmp_path: Path) -> None:
+    store = await open_store(tmp_path)
+    with file_size_limit(0):
+        store.put_ledger(ledger("L"))
+        store.put_ledger(ledger("M"))
+        await store.load_ledgers()
+    await store.forget_line("L")
+    assert [r.line for r in await store.load_ledgers()] == ["M"]
+    await store.close()
+
+
 async def test_a_full_disk_at_the_start_is_a_sentence(tmp_path: Path) -> None:
     with file_size_limit(0), pytest.raises(StoreError, match=r"state\.db.*free"):
         await open_store(tmp_path)
@@ -153,12 +169,12 @@ async def test_a_read_only_file_system(small_disk: Path) -> None:
     store = await open_store(small_disk)
     kept = await publish(store, 1, 2)
     await store.close()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StoreError, match="read-only.*--state-dir"):
+    remount(small_disk, "ro")
+    with pytest.raises(StoreError, match=r"read-only.*--state-dir"):
         await open_store(small_disk)
-    with pytest.raises(StoreError, match="read-only.*--state-dir"):
+    with pytest.raises(StoreError, match=r"read-only.*--state-dir"):
         await open_store(small_disk / "new")
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    remount(small_disk, "rw")
     store = await open_store(small_disk)
     assert [s.id for s in store.all()] == [kept.id]
     await store.close()

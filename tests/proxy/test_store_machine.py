@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from proxy.store import LedgerRecord, Snapshot, Store
 from proxy.store_types import token_hash
 from tests.fakes.slot_bytes import slot_file
-from tests.fakes.store import FP, Ticks, files, open_store, packed, publish_temp, save
+from tests.fakes.store import FP, Ticks, files, open_store, packed, publish_temp
 
 TENANTS = ("a", "b")
 LINES = st.sampled_from(["L", "M", None])

@@ -192,6 +192,9 @@ async def test_what_is_being_restored_is_neither_evicted_nor_superseded(tmp_path
         assert await store.make_room(SIZE)
         assert [s.id for s in store.all()] == [held.id]
         assert not await store.make_room(SIZE + 1)
+        longer = await publish(store, 1, 2, 3, 4, supersede=True)
+        assert held.path.exists() and longer in store.all()
+        await store.remove(longer.id)
     assert not other.path.exists()
     assert await store.make_room(SIZE + 1)
     assert store.all() == []
