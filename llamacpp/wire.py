@@ -92,6 +92,9 @@ def must_be_whole(body: Json, kind: Kind) -> str | None:
     server-context.cpp send_final_response: logprobs of a stop word are cut only unstreamed, process_token: a token
     that ends inside a UTF-8 character is not sent; server-schema.cpp: deepseek-legacy leaves the reasoning in the
     content only when streamed.
+
+    Accepted: an answer cut by its length loses, streamed, the tail that the engine still holds back then: the
+    beginning of a stop word, or of a character. Its cure would be requests that cannot be cancelled.
     """
     if body.get("verbose") is True:
         return "verbose"
