@@ -205,6 +205,8 @@ def _delete_everything(state_dir: Path, db_path: Path) -> None:
     if db_path.exists():
         snapshots = _recorded_in(db_path, state_dir)
         store_files.require_gone(snapshots, {s.id for s in snapshots if store_files.delete(s.path)})
+    if (state_dir / "slots").is_dir():
+        store_files.scan(state_dir / "slots", "slots", recorded=(), tenants=(), in_use=())
     for suffix in COMPANIONS:
         store_files.delete(db_path.with_name(db_path.name + suffix))
     delete_moved_aside(db_path)
@@ -214,7 +216,7 @@ def _recorded_in(db_path: Path, state_dir: Path) -> list[Snapshot]:
     try:
         db = StateDb(db_path)
     except Corrupt:
-        return []  # the files themselves are found, as orphans, when their directory is added
+        return []  # our own directory's files go as orphans, an attached engine's when it is added
     try:
         return [s for row in db.snapshot_rows() if (s := from_row(row, state_dir))]
     finally:

@@ -41,11 +41,12 @@ class PruneReport:
 class SnapshotStore(StoreBase):
     """Every change to the snapshots. Decides in plain def, carries out in the writer's thread."""
 
-    async def add_dir(self, path: Path) -> None:
+    async def add_dir(self, path: Path) -> Path:
         """Begin to use a slots directory: match its files with the records, adopt or delete what no record names.
 
         Our own lies in the state directory and is made private. Another one (an attached engine's) keeps its mode and
-        its other files, and is locked. Raises StoreError: missing, not writable, or used by another Slotkeeper.
+        its other files, and is locked. Returns the path as snapshots carry it in `dir`, without symbolic links.
+        Raises StoreError: missing, not writable, or used by another Slotkeeper.
         """
         path = path.resolve()  # noqa: ASYNC240 - once per engine, at start
         if path.is_relative_to(self.state_dir):
@@ -53,6 +54,7 @@ class SnapshotStore(StoreBase):
         elif all(lock.path.parent != path for lock in self._locks):
             self._locks.append(StateDirLock(path, LOCK_NAME).acquire())
         await self._carry_out(self._add_dir(path))
+        return path
 
     async def _add_dir(self, path: Path) -> None:
         await self._rescan(path)

@@ -169,7 +169,7 @@ async def test_without_persistence_what_was_stored_goes_and_nothing_new_is_kept(
     (store.slots_dir / f"{FP}-{'0' * 32}.bin").write_bytes(b"orphan")
     store.put_ledger(ledger("L"))
     await store.close()
-    store = await open_store(tmp_path / "s", persist=False)
+    store = await open_store(tmp_path / "s", persist=False, add_dir=False)
     assert files(store) == set()
     assert {p.name for p in theirs.iterdir()} == {"own.bin", ".slotkeeper.lock"}
     assert not await store.make_room(1)

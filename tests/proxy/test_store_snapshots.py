@@ -346,6 +346,17 @@ async def test_the_state_directory_may_be_moved(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_symbolic_link_names_the_same_directory(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    store = await open_store(tmp_path / "link" / "s", add_dir=False)
+    used = await store.add_dir(tmp_path / "link" / "s" / "slots")
+    snapshot = await publish_temp(store, save(store, packed(1)), dir=tmp_path / "link" / "s" / "slots")
+    assert snapshot.dir == used == tmp_path / "real" / "s" / "slots"
+    assert store.candidates(TENANT, FP) == [snapshot]
+    await store.close()
+
+
 async def test_an_attached_engines_directory_keeps_its_mode_and_files_and_is_locked(tmp_path: Path) -> None:
     theirs = tmp_path / "engine"
     theirs.mkdir(mode=0o755)
