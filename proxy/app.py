@@ -26,7 +26,6 @@ from proxy.service import Service
 from proxy.state_dir import StateDirLock, ensure_private_dir
 from proxy.store import Store
 from proxy.tasks import Tasks
-from proxy.tenants import LOCAL
 from proxy.tenants import load as load_tenants
 
 log = structlog.get_logger(__name__)
@@ -67,7 +66,7 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             budget=settings.disk_budget,
             max_lines=settings.max_lines,
             persist=settings.persist,
-            adopt_for=() if tenants.has_keys else (LOCAL,),
+            adopt_for=tenants.names,
             lock=lock,
         )
         metrics, lines, tasks = Metrics(), LineBook(settings.max_lines), Tasks()

@@ -71,6 +71,8 @@ class Engine:
     instance: int = 0
     ready: bool = False
     why_not: str = "it is loading its model"
+    is_loading: bool = True
+    """Not ready because it loads, as far as we know: that passes by itself."""
     fingerprint: str | None = None
     speculative: bool = False
     has_slots_endpoint: bool = True
@@ -110,7 +112,7 @@ class Engine:
         """Raises EngineStarting (ours) or EngineDown (attached) when it cannot be asked now."""
         if self.ready:
             return
-        if self.kind == "attached":
+        if self.kind == "attached" and not self.is_loading:
             raise EngineDown(f"The engine at {self.client.base_url} does not answer ({self.why_not}). Is it running?")
         raise EngineStarting(f"The engine is not ready: {self.why_not}. Try again in a few seconds.", retry_after=2)
 
@@ -126,6 +128,9 @@ class Engine:
         if n_slots != self.table.n_slots:
             self.table = self._new_table(n_slots)
         self.table.capacity = capacity
+        for report in slots:
+            if report.id < n_slots and self.table.slots[report.id].is_idle:
+                self.table.correct(self.table.slots[report.id], report.n_prompt_tokens)
         self.metrics.add_engine(self.name, self.model, props.n_ctx)
 
     def _new_table(self, n_slots: int) -> SlotTable:

@@ -14,7 +14,7 @@ from llamacpp import engines as children
 from llamacpp import gguf, memory
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
-from llamacpp.errors import EngineError, EngineSetupError
+from llamacpp.errors import EngineError, EngineSetupError, EngineStarting
 from policies.causes import Cause
 from proxy import fingerprint
 from proxy.config import Settings
@@ -238,16 +238,28 @@ class Engines:
         """A new instance answers: what is it, and by which fingerprint are its files known?"""
         slots = await engine.client.slots() if has_slots else []
         engine.adopt(await engine.client.props(), slots)
-        await self._take_fingerprint(engine, {s.id for s in slots if s.id_task < 0 and not s.is_processing})
+        await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
         engine.table.watch = lambda: self.on_pressure(engine)
         engine.up()
+
+    async def identify(self, engine: Engine) -> None:
+        """Tries again to learn a fingerprint that could not be made before, in a slot that is empty by now."""
+        slot = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
+        if slot is None or engine.fingerprint is not None or engine.slot_dir is None:
+            return
+        engine.table.lease(slot)
+        try:
+            await self._take_fingerprint(engine, {slot.id})
+        finally:
+            engine.table.release(slot)
+        engine.refresh_abilities()
 
     async def _take_fingerprint(self, engine: Engine, empty: set[int]) -> None:
         if engine.slot_dir is None or engine.speculative or not self.settings.persist or not empty:
             return
         known = self.settings.state_dir / "fingerprints"
         try:
-            await self.store.add_dir(engine.slot_dir)
+            engine.slot_dir = await self.store.add_dir(engine.slot_dir)
             engine.fingerprint = await fingerprint.take(engine.client, max(empty), engine.slot_dir, self.store, known)
         except (EngineError, OSError, StoreError) as error:
             engine.fingerprint = None
@@ -261,11 +273,11 @@ class Engines:
         """Looks after an engine that somebody else runs: attach when it answers, notice when it goes."""
         while not self.is_stopping():
             healthy = await engine.client.health()
-            if healthy and not engine.ready:
-                await self._attach(engine, spec)
-            elif not healthy and engine.ready and not engine.table.runners():
+            if not healthy and engine.ready and not engine.table.runners():
                 self._lost_instance(engine, "its /health does not answer")
                 log.warning("engine_gone", engine=engine.name, url=spec.url)
+            elif not engine.ready:
+                await self._attach(engine, spec)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), WATCH_SECONDS)
 
@@ -278,7 +290,7 @@ class Engines:
             engine.can_rewind = rewinds(Path(found.props.model_path))
             await self._take_over(engine, has_slots=found.has_slots)
         except EngineError as error:
-            engine.why_not = str(error)
+            engine.why_not, engine.is_loading = str(error), isinstance(error, EngineStarting)
             return
         for sentence in engine.missing:
             log.warning("engine_lacks", engine=engine.name, what=sentence)

@@ -51,6 +51,7 @@ class Keeper:
         if time.monotonic() - self._reconciled > RECONCILE_SECONDS:
             self._reconciled = time.monotonic()
             await self._service.engines.reconcile(engine)
+            await self._service.engines.identify(engine)
         await self._render_ahead(engine)
         if engine.can_save:
             await self._save_one(engine)

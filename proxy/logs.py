@@ -4,12 +4,13 @@ An exception is logged as its type and the places it came through; its message o
 foreign message can quote what it could not parse (pydantic's does).
 """
 
+import contextlib
 import logging
 import sys
 import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 
@@ -25,7 +26,7 @@ def configure(
     log_format: Literal["json", "console"] = "console", level: str = "info", out: TextIO | None = None
 ) -> None:
     """Send every log line of this process, the libraries' too, to `out` (stderr). Call once, at start."""
-    stream = out or sys.stderr
+    stream = Forgiving(out or sys.stderr)
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -41,7 +42,7 @@ def configure(
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, stream)),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(stream)
@@ -51,6 +52,28 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING if level != "debug" else logging.INFO)
+
+
+class Forgiving:
+    """A text stream whose failures (a full disk, a closed terminal) never reach who logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """What the stream takes; 0 when it takes nothing."""
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.write(text)
+        return 0
+
+    def flush(self) -> None:
+        """As the stream's."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        """As the stream's."""
+        return self._stream.isatty()
 
 
 def withhold_text(logger: object, method: str, event: EventDict) -> EventDict:
