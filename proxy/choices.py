@@ -7,13 +7,13 @@ One after the other, the prompt is processed once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from llamacpp.sse import data_of
-from proxy.api.read import ModelRequest
+from llamacpp.sse import EventSplitter, data_of
+from proxy.api.read import Json, ModelRequest
 from proxy.errors import SlotkeeperError
 from proxy.exchange import Exchange, Out
 from proxy.service import Service
@@ -23,10 +23,12 @@ from proxy.settle import Record
 async def run_choices(service: Service, request: ModelRequest, out: Out, record: Record) -> None:
     """Runs the choices and answers once; the first that fails ends the answer with its error."""
     wholes: list[Any] = []
+    shared = Shared(out, request.stream, request.n_choices)
     for index in range(request.n_choices):
         part = replace(record, id=f"{record.id}.{index}")
-        collector = Indexed(out, index, last=index == request.n_choices - 1, stream=request.stream)
-        await Exchange(service, replace(request, n_choices=1), collector, part).run()
+        collector = Indexed(shared, index)
+        one = replace(request, n_choices=1, body=seeded(request.body, index))
+        await Exchange(service, one, collector, part).run()
         if collector.failed:
             return
         if not request.stream:
@@ -37,43 +39,60 @@ async def run_choices(service: Service, request: ModelRequest, out: Out, record:
         await out.end()
 
 
+def seeded(body: Json, index: int) -> Json:
+    """The body of one choice: a fixed seed would make all alike; server-task.h, add_child, adds the child's number."""
+    seed = body.get("seed")
+    return {**body, "seed": seed + index} if index and isinstance(seed, int) and seed >= 0 else body
+
+
+@dataclass
+class Shared:
+    """What the choices of one answer have in common: the client, and of a stream its id and its usage so far."""
+
+    out: Out
+    stream: bool
+    n_choices: int
+    head: Json = field(default_factory=dict)
+    completion_tokens: int = 0
+
+
 class Indexed:
     """One choice's side of the answer: collects a whole one, renumbers the events of a streamed one."""
 
-    def __init__(self, out: Out, index: int, *, last: bool, stream: bool) -> None:
-        self._out, self._index, self._last, self._stream = out, index, last, stream
+    def __init__(self, shared: Shared, index: int) -> None:
+        self._shared, self._index = shared, index
+        self._last = index == shared.n_choices - 1
         self.parts: list[bytes] = []
         self.headers: Mapping[str, str] = {}
         self.failed = False
-        self.started = out.started
+        self.started = shared.out.started
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """The first choice's head is the answer's."""
         self.started, self.headers = True, headers
-        if self._stream and not self._out.started:
-            await self._out.start(status, headers)
+        if self._shared.stream and not self._shared.out.started:
+            await self._shared.out.start(status, headers)
 
     async def write(self, data: bytes) -> None:
         """Whole events, or a piece of a whole answer."""
-        if not self._stream:
+        if not self._shared.stream:
             self.parts.append(data)
             return
-        for event in data.split(b"\n\n"):
-            if shown := self._renumbered(event):
-                await self._out.write(shown + b"\n\n")
+        if shown := b"".join(map(self._renumbered, EventSplitter().feed(data))):
+            await self._shared.out.write(shown)
 
     async def end(self) -> None:
         """Only the last choice ends the answer."""
-        if self._stream and self._last:
-            await self._out.end()
+        if self._shared.stream and self._last:
+            await self._shared.out.end()
 
     async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None:
         """The answer ends here."""
         self.failed = True
-        await self._out.fail(error, headers)
+        await self._shared.out.fail(error, headers)
 
     def _renumbered(self, event: bytes) -> bytes:
-        data = data_of(event + b"\n\n") if event else None
+        data = data_of(event)
         if data is None:
             return event
         if data == b"[DONE]":
@@ -83,7 +102,20 @@ class Indexed:
             choice["index"] = self._index
         if "choices" not in found:
             found["index"] = self._index
-        return b"data: " + orjson.dumps(found)
+        elif not self._is_shown(found):
+            return b""
+        return b"data: " + orjson.dumps(found) + b"\n\n"
+
+    def _is_shown(self, found: Json) -> bool:
+        """One id for the stream; the usage of all choices in one event, after the last."""
+        shared = self._shared
+        shared.head = shared.head or {name: found[name] for name in ("id", "created") if name in found}
+        found.update(shared.head)
+        if isinstance(usage := found.get("usage"), dict):
+            shared.completion_tokens += usage.get("completion_tokens", 0)
+            usage["completion_tokens"] = shared.completion_tokens
+            usage["total_tokens"] = usage.get("prompt_tokens", 0) + shared.completion_tokens
+        return bool(found["choices"]) or self._last
 
 
 def merged(wholes: list[Any]) -> Any:

@@ -113,7 +113,8 @@ class Engine:
         if self.ready:
             return
         if self.kind == "attached" and not self.is_loading:
-            raise EngineDown(f"The engine at {self.client.base_url} does not answer ({self.why_not}). Is it running?")
+            why = self.why_not if self.why_not.endswith((".", "?")) else f"{self.why_not}. Is it running?"
+            raise EngineDown(f"The engine at {self.client.base_url} cannot be asked: {why}")
         raise EngineStarting(f"The engine is not ready: {self.why_not}. Try again in a few seconds.", retry_after=2)
 
     def adopt(self, props: Props, slots: list[SlotReport]) -> None:
@@ -145,7 +146,7 @@ class Engine:
 
     def up(self) -> None:
         """It may be asked."""
-        self.ready = True
+        self.ready, self.is_loading = True, False
         self.refresh_abilities()
 
     def down(self, why: str) -> list[tuple[str | None, int]]:

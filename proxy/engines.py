@@ -289,8 +289,11 @@ class Engines:
                 engine.slot_dir = None
             engine.can_rewind = rewinds(Path(found.props.model_path))
             await self._take_over(engine, has_slots=found.has_slots)
+        except EngineStarting:
+            engine.why_not, engine.is_loading = "it is loading its model", True
+            return
         except EngineError as error:
-            engine.why_not, engine.is_loading = str(error), isinstance(error, EngineStarting)
+            engine.why_not, engine.is_loading = str(error), False
             return
         for sentence in engine.missing:
             log.warning("engine_lacks", engine=engine.name, what=sentence)

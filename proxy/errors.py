@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import orjson
 
+_UNAVAILABLE = 503
 Dialect = Literal["chat", "completion", "native"]
 Outcome = Literal["ok", "client_left", "engine_error", "refused", "overflow", "timeout"]
 
@@ -157,7 +158,9 @@ class EngineAnswered(SlotkeeperError):
     outcome: Outcome = "engine_error"
 
     def __init__(self, status: int, raw: dict[str, Any]) -> None:
-        super().__init__(str(raw.get("message") or f"the engine answered {status} without a message"))
+        message = str(raw.get("message") or f"the engine answered {status} without a message")
+        # 503: it loads its model again, and says no time itself (tools/server, ERROR_TYPE_UNAVAILABLE).
+        super().__init__(message, retry_after=2 if status == _UNAVAILABLE else None)
         self.status = status
         self.kind = str(raw.get("type") or "server_error")
         self.raw = raw

@@ -36,20 +36,18 @@ class Relay:
         """When the first event came that bears something, by time.perf_counter; 0.0 before."""
 
     async def events(self, chunks: AsyncIterator[bytes], runner: Runner | None) -> None:
-        """Relays or assembles a streamed answer. Raises EngineRefused for an error before anything was passed on."""
+        """Relays or assembles a streamed answer. Raises EngineRefused for the engine's error event, EngineBroken
+        for an answer that is not whole."""
         splitter = EventSplitter()
         async for chunk in chunks:
-            shown = [event for event in splitter.feed(chunk) if self._look(event)]
-            if not shown:
-                continue
-            if not self.first_event:
-                self.first_event = time.perf_counter()
-            if runner is not None:
-                runner.n_decoded += len(shown)
-                runner.first_token = runner.first_token or self.first_event
-                runner.grew()
-            if self._asked.stream:
-                await self._pass_on(b"".join(shown))
+            shown: list[bytes] = []
+            try:
+                for event in splitter.feed(chunk):
+                    if self._look(event):
+                        shown.append(event)
+            finally:
+                # Also before an error is told: what the engine said until then is the client's.
+                await self._show(shown, runner)
         if not self._asked.stream:
             whole = orjson.dumps(self._decoder.whole(self._asked))
             self._close()
@@ -64,6 +62,17 @@ class Relay:
             raise EngineBroken("llama-server's stream ended before the answer was complete; send the request again.")
         await self._pass_on(b"")
         await self._out.end()
+
+    async def _show(self, shown: list[bytes], runner: Runner | None) -> None:
+        n_borne = sum(not event.startswith(b":") for event in shown)  # a ping during prefill is no token
+        if n_borne and not self.first_event:
+            self.first_event = time.perf_counter()
+        if n_borne and runner is not None:
+            runner.n_decoded += n_borne
+            runner.first_token = runner.first_token or self.first_event
+            runner.grew()
+        if shown and self._asked.stream:
+            await self._pass_on(b"".join(shown))
 
     async def whole(self, body: bytes) -> None:
         """Passes on an answer that had to be asked for whole."""
@@ -92,9 +101,9 @@ class Relay:
         return self._read(found)
 
     def _read(self, found: Json) -> bool:
-        if not self._out.started and (refused := error_of(found)) is not None:
+        if (refused := error_of(found)) is not None:
             raise refused
-        if not self._asked.stream or any(name in found for name in ("prompt_progress", "timings", "error", "usage")):
+        if not self._asked.stream or any(name in found for name in ("prompt_progress", "timings", "usage")):
             self._decoder.feed(found)
         if self._decoder.timings is not None and _is_last(found):
             self._done(self._decoder.timings)
