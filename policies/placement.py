@@ -40,7 +40,7 @@ def place(q: Question) -> Decision:
         return Wait("every slot is busy")
     if own is not None and own.idle and q.extends and not q.fresh:
         return _with_room(q, _in_place(q, own), own) or Wait("the pool has no room beside the running requests")
-    choices = sorted(_choices(q, idle), key=lambda c: (c.destroys, c.cost, c.place.slot))
+    choices = sorted(_choices(q, idle), key=_rank)
     if own is not None and not own.idle and q.extends and not q.fresh:
         best = choices[0].place.predicted_cache_n if choices else 0
         if own.settling or _reusable(q, own.common, own.tokens) - best >= WAIT_WORTH:
@@ -48,6 +48,11 @@ def place(q: Question) -> Decision:
     if not choices:
         return Wait("the pool has no room beside the running requests")
     return choices[0].place
+
+
+def _rank(c: _Choice) -> tuple[bool, float, int, int, str]:
+    p = c.place
+    return c.destroys, c.cost, p.slot, -1 if p.source is None else p.source, p.snapshot or ""
 
 
 def is_worth_saving(q: Question, slot: SlotFacts) -> bool:
@@ -66,7 +71,13 @@ def _choices(q: Question, idle: list[SlotFacts]) -> Iterator[_Choice]:
             left = q.n_prompt - base.predicted_cache_n
             cost = left + _file_price(q, base) + _loss_price(q, target, in_place=base.action in _IN_PLACE)
             cost += sum(_loss_price(q, _slot(q, e.slot), in_place=False) for e in roomy.evictions)
-            yield _Choice(cost, roomy, destroys and has_empty)
+            yield _Choice(cost, roomy, (destroys or _loses_others(q, roomy)) and has_empty)
+
+
+def _loses_others(q: Question, p: Place) -> bool:
+    """Making room for it throws away another line's tokens that no snapshot holds."""
+    victims = ((e, _slot(q, e.slot)) for e in p.evictions)
+    return any(not e.save and not s.family and s.at_stake > SMALL_TAIL for e, s in victims)
 
 
 _IN_PLACE = (Action.CONTINUE, Action.GUEST)
@@ -102,16 +113,17 @@ def _reusable(q: Question, common: int, held: int) -> int:
 def _in_place(q: Question, slot: SlotFacts) -> Place:
     if q.extends and slot.mine and not q.fresh:
         # The engine keeps checkpoints of its own for this slot, so the line's end is taken at its word.
-        return Place(Action.CONTINUE, slot.id, min(slot.common, q.n_prompt - 1), "it continues its line")
+        return Place(Action.CONTINUE, slot.id, max(0, min(slot.common, q.n_prompt - 1)), "it continues its line")
     reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens)
     if reused <= SMALL_TAIL:
         return _onto(
             q, slot, Action.COLD, 0, "nothing holds its prefix" if slot.is_empty else "cheapest slot to give up"
         )
-    action = Action.CONTINUE if slot.mine or slot.family else Action.GUEST
-    tail = slot.tokens - slot.common
-    save = tail > SMALL_TAIL and is_worth_saving(q, slot)
-    reason = "its conversation branches here" if action is Action.CONTINUE else "it extends what the slot holds"
+    # Where memory cannot be rewound the owner never gets its end back: that is no guest, it takes the slot over.
+    is_guest = q.abilities.rewind and not slot.mine and not slot.family
+    action = Action.GUEST if is_guest else Action.CONTINUE
+    save = _lost(q, slot, in_place=True) > SMALL_TAIL and is_worth_saving(q, slot)
+    reason = "its conversation branches here" if slot.mine or slot.family else "it extends what the slot holds"
     return Place(action, slot.id, reused, reason, save_first=save)
 
 
@@ -143,7 +155,7 @@ def _file_price(q: Question, p: Place) -> float:
 
 def _loss_price(q: Question, slot: SlotFacts, *, in_place: bool) -> float:
     """What giving up a slot's content (or, in place, what lies beyond the common prefix) will cost its owner."""
-    lost = slot.tokens - (slot.common if in_place and q.abilities.rewind else 0)
+    lost = _lost(q, slot, in_place=in_place)
     if lost <= SMALL_TAIL:
         return 0.0
     a, weight = q.abilities, FAMILY_RETURNS if slot.family else _recency(q, slot)
@@ -152,6 +164,11 @@ def _loss_price(q: Question, slot: SlotFacts, *, in_place: bool) -> float:
     if a.restore and slot.at_stake < lost:
         return weight * (a.restore_cost * slot.tokens + slot.at_stake)
     return weight * lost
+
+
+def _lost(q: Question, slot: SlotFacts, *, in_place: bool) -> int:
+    """Tokens that its owner no longer finds there."""
+    return slot.tokens - (slot.common if in_place and q.abilities.rewind else 0)
 
 
 def _recency(q: Question, slot: SlotFacts) -> float:
@@ -176,15 +193,19 @@ def _with_room(q: Question, p: Place, target: SlotFacts) -> Place | None:
     used = q.reserved + need + sum(s.tokens for s in idle)
     if p.source is not None:
         used += _slot(q, p.source).tokens
-    evictions = []
-    for victim in sorted(idle, key=lambda s: (_loss_price(q, s, in_place=False) / s.tokens, s.last_used)):
+    evictions: list[SlotFacts] = []
+    for victim in sorted(idle, key=lambda s: (_loss_price(q, s, in_place=False) / s.tokens, s.last_used, s.id)):
         if used <= q.capacity:
             break
         used -= victim.tokens
-        evictions.append(Eviction(victim.id, is_worth_saving(q, victim)))
+        evictions.append(victim)
     if used > q.capacity:
         return None
-    return replace(p, evictions=tuple(evictions))
+    for victim in reversed(evictions):  # a large last one may have made earlier ones unnecessary
+        if used + victim.tokens <= q.capacity:
+            used += victim.tokens
+            evictions.remove(victim)
+    return replace(p, evictions=tuple(Eviction(v.id, is_worth_saving(q, v)) for v in evictions))
 
 
 def _slot(q: Question, slot: int) -> SlotFacts:

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from llamacpp.tokens import Estimator
 from policies.causes import Cause
@@ -80,12 +81,15 @@ class Line:
         try:
             extra, size = record.extra, DIGEST_BYTES
             system, tools, params = (record.base[i : i + size] for i in (0, size, 2 * size))
-            prompt = Prompt(system, tools, params, record.chain, tuple(extra["sizes"]), extra["n_leading"])
+            sizes, n_leading, ratio = tuple(map(int, extra["sizes"])), int(extra["n_leading"]), extra["tokens_per_byte"]
+            if len(record.base) != 3 * size or len(sizes) != len(record.chain) or not float(ratio) > 0:
+                raise ValueError("its base, sizes or ratio are not those of a line")
+            prompt = Prompt(system, tools, params, record.chain, sizes, n_leading)
             who = Identity(record.tenant, record.session or None, record.agent or None, record.parent)
             line = cls(
                 record.line, who, prompt, bytes.fromhex(extra["first_user"]), record.n_tokens, kind=extra["kind"]
             )
-            line.estimator, line.lost = Estimator(float(extra["tokens_per_byte"])), Cause.ENGINE_RESTART
+            line.estimator, line.lost = Estimator(float(ratio)), Cause.ENGINE_RESTART
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a line: {error}") from error
         return line
@@ -119,14 +123,40 @@ class Found:
         return int(self.line.n_tokens * sum(self.line.prompt.sizes[: self.shared]) / total)
 
 
+MOST_COMPARED = 16
+"""Lines with the same first message that a prompt is compared with, newest first: a conversation and its titles,
+summaries and retries are fewer; a thousand that begin with "hello" must not cost time."""
+
+
+class _Index:
+    """Ids of lines by key, newest last: several lines may share a key, and none hides another for good."""
+
+    def __init__(self) -> None:
+        self._ids: dict[_Key, dict[str, None]] = {}
+
+    def add(self, key: _Key, line_id: str) -> None:
+        ids = self._ids.setdefault(key, {})
+        ids.pop(line_id, None)
+        ids[line_id] = None
+
+    def drop(self, key: _Key, line_id: str) -> None:
+        ids = self._ids.get(key, {})
+        ids.pop(line_id, None)
+        if not ids:
+            self._ids.pop(key, None)
+
+    def newest(self, key: _Key) -> Iterator[str]:
+        return reversed(self._ids.get(key, {}))
+
+
 class LineBook:
     """The newest `max_lines` lines of all tenants, least recently used out first."""
 
     def __init__(self, max_lines: int) -> None:
         self._max = max_lines
         self._lines: OrderedDict[str, Line] = OrderedDict()
-        self._by_tail: dict[_Key, str] = {}
-        self._by_start: dict[_Key, str] = {}
+        self._by_tail = _Index()
+        self._by_start = _Index()
         self._forgotten: list[str] = []
 
     def __len__(self) -> int:
@@ -142,14 +172,17 @@ class LineBook:
     def find(self, who: Identity, prompt: Prompt, first_user: bytes) -> Found:
         """The longest ledger that the prompt extends; else the one that it edits; else one with another base."""
         for position in range(len(prompt.chain) - 1, max(prompt.n_leading, 0) - 1, -1):
-            line = self.get(self._by_tail.get(_key(who, prompt.chain[position])))
-            if line is not None:
-                return Found(line, Match.EXTENDS, position + 1)
-        line = self.get(self._by_start.get(_key(who, first_user)))
-        if line is None:
+            for line_id in self._by_tail.newest(_key(who, prompt.chain[position])):
+                return Found(self._lines[line_id], Match.EXTENDS, position + 1)
+        best, shared = None, -1
+        for line_id in islice(self._by_start.newest(_key(who, first_user)), MOST_COMPARED):
+            line = self._lines[line_id]
+            in_common = shared_entries(line.prompt.chain, prompt.chain)
+            if in_common > shared:
+                best, shared = line, in_common
+        if best is None:
             return Found(None, Match.NEW)
-        shared = shared_entries(line.prompt.chain, prompt.chain)
-        return Found(line, Match.EDITED if shared > prompt.n_leading else Match.BASE, shared)
+        return Found(best, Match.EDITED if shared > prompt.n_leading else Match.BASE, shared)
 
     def advance(self, line: Line, prompt: Prompt, n_tokens: int) -> None:
         """The line's newest prompt was processed: it is what the next one has to extend."""
@@ -166,8 +199,8 @@ class LineBook:
         self._lines[line.id] = line
         self._lines.move_to_end(line.id)
         if line.prompt.chain:
-            self._by_tail[_key(line.who, line.prompt.chain[-1])] = line.id
-        self._by_start[_key(line.who, line.first_user)] = line.id
+            self._by_tail.add(_key(line.who, line.prompt.chain[-1]), line.id)
+        self._by_start.add(_key(line.who, line.first_user), line.id)
         excess = len(self._lines) - self._max
         for old in [old for old in self._lines.values() if not old.running][: max(0, excess)]:
             self.forget(old)
@@ -184,12 +217,9 @@ class LineBook:
         return forgotten
 
     def _unlink(self, line: Line) -> None:
-        keys = [(self._by_start, _key(line.who, line.first_user))]
+        self._by_start.drop(_key(line.who, line.first_user), line.id)
         if line.prompt.chain:
-            keys.append((self._by_tail, _key(line.who, line.prompt.chain[-1])))
-        for index, key in keys:
-            if index.get(key) == line.id:
-                del index[key]
+            self._by_tail.drop(_key(line.who, line.prompt.chain[-1]), line.id)
 
 
 _Key = tuple[str, str | None, str | None, bytes]

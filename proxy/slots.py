@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from policies.placement import place
 from policies.prefix import common_prefix, n_tokens
-from policies.queue import Waiting, order
+from policies.queue import MAX_BYPASSED, Waiting, order
 from policies.slot_state import SlotEvent, SlotState, is_free_to_lease, step
 from policies.types import Abilities, Action, Match, Place, Question, SlotFacts, SnapshotFacts
 from proxy.errors import Busy, WaitedTooLong
@@ -122,6 +122,10 @@ class Want:
         return self.line.who.tenant
 
 
+MOST_TENANTS = 1024
+"""Tenants whose last turn is remembered; a salt makes a tenant of its own, so they have no natural bound."""
+
+
 class NeedsTokens(Exception):
     """A prompt that was to continue in its line's slot cannot: it has to be rendered to be placed elsewhere."""
 
@@ -134,6 +138,12 @@ class Grant:
     target: Slot
     source: Slot | None
     victims: list[Slot]
+    runner: Runner
+
+    @property
+    def is_held(self) -> bool:
+        """The target has not been given back: its state still speaks of this request, not of the next one there."""
+        return self.target.runner is self.runner
 
 
 @dataclass(slots=True, eq=False)
@@ -211,7 +221,8 @@ class SlotTable:
         )
 
     def _facts(self, slot: Slot, want: Want, mine: bool) -> SlotFacts:
-        foreign = slot.tenant is not None and slot.tenant != want.tenant
+        # Content whose owner is unknown may be anybody's (design.md, rule 3).
+        foreign = slot.n_tokens > 0 and slot.tenant != want.tenant
         return SlotFacts(
             id=slot.id,
             tokens=slot.n_tokens,
@@ -238,10 +249,10 @@ class SlotTable:
         self._next += 1
         waiter = _Waiter(self._next, want, asyncio.get_running_loop().create_future())
         self._waiters[waiter.key] = waiter
-        self.pump()
-        if not waiter.granted.done():
-            self.waits += 1
         try:
+            self.pump()
+            if not waiter.granted.done():
+                self.waits += 1
             async with asyncio.timeout(seconds):
                 return await waiter.granted
         except TimeoutError:
@@ -255,9 +266,13 @@ class SlotTable:
 
     def pump(self) -> None:
         """Grants what can be granted, in the order of policies/queue."""
-        tried = order(tuple(Waiting(w.key, w.want.tenant, w.bypassed) for w in self._waiters.values()), self._served)
+        # One that was cancelled stays in the line until its task runs again; a grant would be lost with it.
+        waiting = tuple(w for w in self._waiters.values() if not w.granted.done())
+        tried = order(tuple(Waiting(w.key, w.want.tenant, w.bypassed) for w in waiting), self._served)
         passed: list[_Waiter] = []
         for key in tried:
+            if any(earlier.bypassed >= MAX_BYPASSED for earlier in passed):
+                break
             waiter = self._waiters[key]
             decision = place(self.question(waiter.want))
             if not isinstance(decision, Place):
@@ -278,8 +293,8 @@ class SlotTable:
 
     def release(self, slot: Slot) -> None:
         """Gives a lease back; whoever waits is served. The slot's counts must be right before."""
-        slot.runner = None
         slot.apply(SlotEvent.RELEASE_FULL if slot.n_tokens else SlotEvent.RELEASE_EMPTY)
+        slot.runner = None
         if not slot.n_tokens:
             slot.clear()
         self.pump()
@@ -319,9 +334,12 @@ class SlotTable:
         for slot in [target, *([source] if source else []), *victims]:
             slot.apply(SlotEvent.LEASE)
         self._next += 1
+        self._served.pop(want.tenant, None)
         self._served[want.tenant] = self._next
+        if len(self._served) > MOST_TENANTS:
+            del self._served[next(iter(self._served))]
         target.runner = Runner(self._next, want.n_prompt, want.reserve, want.stop, watch=self.watch)
-        return Grant(decision, target, source, victims)
+        return Grant(decision, target, source, victims, target.runner)
 
     def _give_up(self, waiter: _Waiter) -> None:
         self._waiters.pop(waiter.key, None)
