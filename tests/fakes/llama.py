@@ -63,6 +63,7 @@ class FakeLlama:
         self.restores = 0
         self.processed_total = 0
         self.reason_save_fails: str | None = None
+        self.save_gate: asyncio.Event | None = None
         self._changed = asyncio.Condition()
         self._words: dict[int, str] = {}
         self._server = Server(self._handle, port)
@@ -185,6 +186,8 @@ class FakeLlama:
             return await answer.json({"id_slot": number, "n_erased": count})
         if self.slot_dir is None:
             return await _refuse(answer, 501, "not_supported_error", "This server does not support slots action.")
+        if "/" in request.body["filename"]:
+            return await _refuse(answer, 400, "invalid_request_error", "Invalid filename")
         path = self.slot_dir / request.body["filename"]
         if action == "save":
             return await self._save(number, slot, path, answer)
@@ -198,6 +201,8 @@ class FakeLlama:
     async def _save(self, number: int, slot: Slot, path: Path, answer: Answer) -> None:
         if self.reason_save_fails is not None:
             return await _refuse(answer, 500, "server_error", self.reason_save_fails)
+        if self.save_gate is not None:
+            await self.save_gate.wait()
         data = slot_file(array("i", slot.tokens).tobytes())
         path.write_bytes(data)
         self.saves += 1

@@ -1,0 +1,195 @@
+"""A client that leaves, wherever its request is: the engine is told at once, the slot comes back when it is idle."""
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartProxy
+from tests.fakes.llama import FakeLlama
+from tests.fakes.run import Cue
+from tests.servers import PATIENCE
+from tests.wire.conftest import Serve
+from tests.wire.wire import CHAT, Wire, chat
+
+STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+WHERE = pytest.mark.parametrize("where", ["prefill", "generation"])
+
+
+async def within(waiting: Awaitable[None]) -> None:
+    """What has to happen by itself: bounded, so that a request that is never told ends the test, not the run."""
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+
+
+def held(where: str, **more: Any) -> Cue:
+    """A request that hangs for good in its prefill or after its first token."""
+    for_ever = asyncio.Event()
+    return Cue(hold_before=for_ever, **more) if where == "prefill" else Cue(hold_after=for_ever, **more)
+
+
+async def begin(wire: Wire, fake: FakeLlama, where: str, body: dict[str, Any]) -> asyncio.Task[Any]:
+    """A client whose request hangs there; of a stream that generates it has seen the first token."""
+    seen, before = asyncio.Event(), len(fake.model_requests)
+
+    async def run() -> None:
+        if not body.get("stream"):
+            await wire.post(CHAT, body)
+            return
+        async with wire.stream(CHAT, body) as stream:
+            while b" w0" not in await stream.next():
+                pass
+            seen.set()
+            await stream.rest()
+
+    task = asyncio.create_task(run())
+    await within(fake.arrived(before + 1))
+    if body.get("stream") and where == "generation":
+        await seen.wait()
+    return task
+
+
+async def leave(client: asyncio.Task[Any]) -> None:
+    """The client closes its socket."""
+    client.cancel()
+    await asyncio.gather(client, return_exceptions=True)
+
+
+@STREAMED
+@WHERE
+async def test_the_engine_is_told(where: str, stream: bool, wire: Wire, fake: FakeLlama) -> None:
+    """Our socket to the engine closes although the engine says nothing more; the slot is usable again."""
+    fake.cues.append(held(where))
+    client = await begin(wire, fake, where, chat("hi", stream=stream))
+    await leave(client)
+    await within(fake.abandoned(1))
+    await within(fake.idle())
+    assert (await wire.recorded(1))[0]["outcome"] == "client_left"
+    answer = await wire.post(CHAT, chat("hi"))
+    assert answer.status_code == 200
+    assert answer.headers["x-slotkeeper-slot"] == "0"
+
+
+@STREAMED
+@WHERE
+async def test_the_lease_returns_when_the_slot_is_idle(where: str, stream: bool, serve: Serve) -> None:
+    """While the engine reports the slot busy nobody gets it; then whoever waits does."""
+    async with FakeLlama(n_slots=1) as fake:
+        wire = await serve(fake)
+        still_busy = asyncio.Event()
+        fake.cues.append(held(where, hold_left=still_busy))
+        await leave(await begin(wire, fake, where, chat("hi", stream=stream)))
+        await within(fake.abandoned(1))
+        waiting = asyncio.create_task(wire.post(CHAT, chat("another")))
+        await wire.waiting(1)
+        polls = sum(r.path == "/slots" for r in fake.requests)
+        await within(fake.asked("/slots", polls + 3))
+        assert await wire.slots() == ["unknown"]
+        assert (len(fake.model_requests), waiting.done()) == (1, False)
+        still_busy.set()
+        assert (await waiting).status_code == 200
+        await wire.has_slots("idle")
+
+
+@STREAMED
+async def test_leaving_the_waiting_line(stream: bool, serve: Serve) -> None:
+    """Nothing of it reaches the engine, nothing of it is left behind."""
+    async with FakeLlama(n_slots=1) as fake:
+        wire = await serve(fake)
+        go = asyncio.Event()
+        fake.cues.append(Cue(hold_before=go))
+        running = asyncio.create_task(wire.post(CHAT, chat("first")))
+        await within(fake.arrived(1))
+        client = asyncio.create_task(wire.post(CHAT, chat("second", stream=stream)))
+        await wire.waiting(1)
+        await leave(client)
+        await wire.waiting(0)
+        go.set()
+        assert (await running).status_code == 200
+        assert (await wire.post(CHAT, chat("third"))).status_code == 200
+        texts = [r.body["messages"][0]["content"] for r in fake.model_requests]
+        assert texts == ["first", "third"]
+        outcomes = {r["outcome"] for r in await wire.recorded(3)}
+        assert outcomes == {"ok", "client_left"}
+
+
+@WHERE
+async def test_a_repeated_request_waits_for_its_own_slot(where: str, wire: Wire, fake: FakeLlama) -> None:
+    """A client that gives up and asks again continues what the engine has already processed."""
+    still_busy = asyncio.Event()
+    fake.cues.append(held(where, hold_left=still_busy))
+    await leave(await begin(wire, fake, where, chat("the same question")))
+    await within(fake.abandoned(1))
+    again = asyncio.create_task(wire.post(CHAT, chat("the same question")))
+    await wire.waiting(1)
+    still_busy.set()
+    assert (await again).headers["x-slotkeeper-slot"] == "0"
+
+
+async def test_leaving_while_a_snapshot_is_saved(serve: Serve, tmp_path: Path) -> None:
+    """A save runs to its end whatever the client does; its slot comes back, and the next client is served."""
+    slots = tmp_path / "engine-slots"
+    slots.mkdir()
+    async with FakeLlama(n_slots=1, slot_dir=slots) as fake:
+        wire = await serve(upstream=(f"{fake.url},slots={slots}",))
+        assert (await wire.state())["engines"][0]["can_save"]
+        assert (await wire.post(CHAT, chat("word " * 500))).status_code == 200
+        fake.save_gate = asyncio.Event()
+        saves = fake.saves
+        client = asyncio.create_task(wire.post(CHAT, chat("quite another " * 90)))
+        await wire.has_slots("saving")
+        await leave(client)
+        assert await wire.slots() == ["saving"]
+        fake.save_gate.set()
+        await wire.has_slots("idle")
+        assert (fake.saves, len(await wire.records())) == (saves + 1, 2)
+        assert (await wire.post(CHAT, chat("a third"))).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_leaving_while_the_body_is_sent(path: str, wire: Wire, fake: FakeLlama) -> None:
+    """Half a request is no request."""
+    host, port = wire.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 1000\r\n\r\n{{".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+    assert len(fake.model_requests) == 1
+    assert all(r.content != b"{" for r in fake.requests)
+
+
+async def test_leaving_between_choices(wire: Wire, fake: FakeLlama) -> None:
+    """Of several choices the rest is not asked for."""
+    fake.cues.extend([Cue(), held("generation")])
+    client = asyncio.create_task(wire.post(CHAT, chat("hi", n=3)))
+    await within(fake.arrived(2))
+    await leave(client)
+    await within(fake.abandoned(1))
+    await wire.recorded(2)
+    assert (await wire.post(CHAT, chat("hello"))).status_code == 200
+    assert len(fake.model_requests) == 3
+
+
+@STREAMED
+@WHERE
+async def test_against_the_real_process(where: str, stream: bool, proxy_server: StartProxy, fake: FakeLlama) -> None:
+    """The same with `slotkeeper serve`, beside another stream that goes on."""
+    proxy = await proxy_server("--upstream", fake.url)
+    async with Wire(proxy.url) as wire, Wire(proxy.url) as other:
+        pace = asyncio.Semaphore(4)
+        fake.cues.append(Cue(pace=pace))
+        async with other.stream(CHAT, chat("beside")) as stream_beside:
+            await stream_beside.next()
+            fake.cues.append(held(where))
+            await leave(await begin(wire, fake, where, chat("hi", stream=stream)))
+            await within(fake.abandoned(1))
+            await wire.recorded(1)
+            for _ in range(20):
+                pace.release()
+            assert (await stream_beside.rest())[-1] == b"data: [DONE]\n\n"
+        await wire.has_slots("idle", "idle" if where == "generation" or fake.slots[1].tokens else "empty")
+        assert (await wire.post(CHAT, chat("hi"))).status_code == 200
