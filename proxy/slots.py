@@ -244,14 +244,14 @@ class SlotTable:
 
         A cancelled wait leaves nothing behind, also when the grant came in the same moment.
         """
-        if len(self._waiters) >= self.max_waiting:
-            raise Busy(f"{self.max_waiting} requests wait already; try again when some are done.")
         self._next += 1
         waiter = _Waiter(self._next, want, asyncio.get_running_loop().create_future())
         self._waiters[waiter.key] = waiter
         try:
             self.pump()
             if not waiter.granted.done():
+                if len(self._waiters) > self.max_waiting:
+                    raise Busy(f"{self.max_waiting} requests wait already; try again when some are done.")
                 self.waits += 1
             async with asyncio.timeout(seconds):
                 return await waiter.granted
