@@ -43,7 +43,7 @@ def place(q: Question) -> Decision:
     choices = sorted(_choices(q, idle), key=_rank)
     if own is not None and not own.idle and q.extends and not q.fresh:
         best = choices[0].place.predicted_cache_n if choices else 0
-        if own.settling or _reusable(q, own.common, own.tokens) - best >= WAIT_WORTH:
+        if own.settling or _reusable(q, own.common, own.tokens, own.rigid) - best >= WAIT_WORTH:
             return Wait("the slot of its line is busy")
     if not choices:
         return Wait("the pool has no room beside the running requests")
@@ -75,9 +75,9 @@ def _choices(q: Question, idle: list[SlotFacts]) -> Iterator[_Choice]:
 
 
 def _loses_others(q: Question, p: Place) -> bool:
-    """Making room for it throws away another line's tokens that no snapshot holds."""
+    """Making room for it throws away another line's tokens that no snapshot holds, and that were worth a file."""
     victims = ((e, _slot(q, e.slot)) for e in p.evictions)
-    return any(not e.save and not s.family and s.at_stake > SMALL_TAIL for e, s in victims)
+    return any(not e.save and not s.family and s.at_stake >= SAVE_AT_LEAST for e, s in victims)
 
 
 _IN_PLACE = (Action.CONTINUE, Action.GUEST)
@@ -87,34 +87,39 @@ def _ways(q: Question, target: SlotFacts, idle: list[SlotFacts]) -> Iterator[tup
     """Each source of tokens for one target, and whether it destroys the tail of somebody else's line."""
     others = not target.is_empty and not target.family and not target.mine
     here = _in_place(q, target)
-    keeps = target.is_empty or (q.abilities.rewind and target.common >= target.owner_end)
+    keeps = target.is_empty or (q.abilities.rewind and target.common >= max(target.owner_end, target.rigid))
     short = q.n_prompt + q.reserve - target.common <= GUEST_AT_MOST
     yield here, others and not (keeps and not target.foreign and short)
     if q.fresh:
         return
     for snapshot in q.snapshots if q.abilities.restore else ():
-        reused = _reusable(q, snapshot.common, snapshot.tokens)
+        reused = _reusable(q, snapshot.common, snapshot.tokens, _rigid(q, snapshot.tokens))
         if reused >= SAVE_AT_LEAST:
             yield _onto(q, target, Action.RESTORE, reused, "a snapshot holds its prefix", snapshot=snapshot.id), others
     if q.abilities.save and q.abilities.restore:
         for source in idle:
-            reused = 0 if source.foreign else _reusable(q, source.common, source.tokens)
+            reused = 0 if source.foreign else _reusable(q, source.common, source.tokens, _rigid(q, source.tokens))
             if source.id != target.id and reused >= SAVE_AT_LEAST:
                 yield _onto(q, target, Action.FORK, reused, "another slot holds its prefix", source=source.id), others
 
 
-def _reusable(q: Question, common: int, held: int) -> int:
+def _reusable(q: Question, common: int, held: int, rigid: int) -> int:
     """Tokens really reused of a common prefix: all of it where memory can be rewound, else only whole contents."""
-    if q.fresh or (not q.abilities.rewind and common < held):
+    if q.fresh or common < rigid or (not q.abilities.rewind and common < held):
         return 0
     return max(0, min(common, q.n_prompt - 1))
+
+
+def _rigid(q: Question, in_file: int) -> int:
+    """Tokens of a file that can only be kept together."""
+    return 0 if q.abilities.rewind_files else in_file
 
 
 def _in_place(q: Question, slot: SlotFacts) -> Place:
     if q.extends and slot.mine and not q.fresh:
         # The engine keeps checkpoints of its own for this slot, so the line's end is taken at its word.
         return Place(Action.CONTINUE, slot.id, max(0, min(slot.common, q.n_prompt - 1)), "it continues its line")
-    reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens)
+    reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens, slot.rigid)
     if reused <= SMALL_TAIL:
         return _onto(
             q, slot, Action.COLD, 0, "nothing holds its prefix" if slot.is_empty else "cheapest slot to give up"
@@ -168,7 +173,8 @@ def _loss_price(q: Question, slot: SlotFacts, *, in_place: bool) -> float:
 
 def _lost(q: Question, slot: SlotFacts, *, in_place: bool) -> int:
     """Tokens that its owner no longer finds there."""
-    return slot.tokens - (slot.common if in_place and q.abilities.rewind else 0)
+    keeps = in_place and q.abilities.rewind and slot.common >= slot.rigid
+    return slot.tokens - (slot.common if keeps else 0)
 
 
 def _recency(q: Question, slot: SlotFacts) -> float:

@@ -72,6 +72,7 @@ class SlotFacts:
     earlier state of the same conversation. `saved`: tokens of its content that a snapshot holds. `foreign`: owned by
     another tenant. `idle`: nobody holds its lease. `settling`: the engine is about to give it back (a
     client left). `prompt`: tokens of the owner's newest prompt, the reply after it left out; None: all.
+    `rigid`: its first tokens that can only be kept together, because they came from a file (Abilities.rewind_files).
     """
 
     id: int
@@ -85,6 +86,7 @@ class SlotFacts:
     last_used: float = 0.0
     settling: bool = False
     prompt: int | None = None
+    rigid: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -115,13 +117,16 @@ class SnapshotFacts:
 class Abilities:
     """What the engine can do and at which price.
 
-    `save`, `restore`: slot files work. `rewind`: a slot's end can be cut off at any token for free (dense memory).
+    `save`, `restore`: slot files work. `rewind`: a slot's end can be cut off at any token for free (dense memory, or a
+    sliding window kept whole). `rewind_files`: so can the end of what was loaded from a file (dense memory only: a file
+    holds no more than the window of a local layer, also with --swa-full).
     `save_cost`, `restore_cost`: prefill tokens that take as long as saving or restoring one token.
     """
 
     save: bool = True
     restore: bool = True
     rewind: bool = True
+    rewind_files: bool = True
     save_cost: float = 0.05
     restore_cost: float = 0.02
 

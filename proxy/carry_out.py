@@ -99,7 +99,7 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
             line=slot.line,
             reason=reason,
             expect_bytes=report.n_bytes,
-            supersede=engine.can_rewind and kind == "line",
+            supersede=engine.files_rewind and kind == "line",
         )
     except (EngineError, StoreError) as error:
         engine.metrics.save_failed(engine.name, reason)
@@ -140,6 +140,7 @@ async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) ->
     slot.clear()
     slot.tokens, slot.tenant = store.tokens(snapshot), snapshot.tenant
     slot.n_tokens = slot.saved = report.n_tokens
+    slot.rigid = 0 if engine.files_rewind else report.n_tokens
     slot.snapshot, slot.line, slot.was_restored = snapshot.id, owner, True
     await store.touch(snapshot.id)
     return True

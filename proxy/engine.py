@@ -29,8 +29,11 @@ MOST_SNAPSHOTS = 8
 """Snapshots that placement weighs for one prompt, longest common prefix first."""
 UNKNOWN_PREFILL_SECONDS = 1 / 500
 """Per token, until the engine has told its own: a small model on a few cores."""
-UNKNOWN_SAVE_SECONDS = 1 / 10_000
-"""Per token, until measured: 50 KB of KV per token at 500 MB/s."""
+UNKNOWN_BYTES = 50_000
+"""Of KV per token, where the model's header cannot be read: a model of a few billion parameters."""
+FILE_BYTES_PER_SECOND = 500e6
+"""Until measured: a slow SSD. Reading comes from the page cache and is four times faster."""
+UNKNOWN_SAVE_SECONDS = UNKNOWN_BYTES / FILE_BYTES_PER_SECOND
 LEARNING = 0.3
 """Weight of the newest measurement."""
 
@@ -44,6 +47,12 @@ class Costs:
     restore: float = UNKNOWN_SAVE_SECONDS / 4
     bytes_per_token: float = 0.0
     _known: set[str] = field(default_factory=set)
+
+    def expect(self, bytes_per_token: float) -> None:
+        """What files will cost by the model's own header, until it is measured."""
+        self.bytes_per_token = bytes_per_token
+        self.save = bytes_per_token / FILE_BYTES_PER_SECOND
+        self.restore = self.save / 4
 
     def learn(self, what: str, seconds: float, tokens: int) -> None:
         """`what`: prefill, save or restore; small amounts say nothing about the rate."""
@@ -67,6 +76,8 @@ class Engine:
     wanted_model: str | None = None
     slot_dir: Path | None = None
     can_rewind: bool = True
+    files_rewind: bool = True
+    """What was loaded from a slot file can be cut back too (policies/types.Abilities.rewind_files)."""
     unified: bool = True
     instance: int = 0
     ready: bool = False
@@ -165,6 +176,7 @@ class Engine:
             save=self.can_save,
             restore=self.can_save,
             rewind=self.can_rewind,
+            rewind_files=self.files_rewind,
             save_cost=c.save / c.prefill,
             restore_cost=c.restore / c.prefill,
         )

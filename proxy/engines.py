@@ -179,6 +179,9 @@ class Engines:
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
         engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
         engine.slot_dir, engine.can_rewind = self.settings.slots_dir, can_rewind(spec)
+        engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
+        if (n_bytes := file_bytes_per_token(spec.model)) > 0:
+            engine.costs.expect(n_bytes)
         engine.unified = "--no-kv-unified" not in spec.extra and "-no-kvu" not in spec.extra
         self.tasks.spawn(self._keep_child(engine, spec, child), "keep-engine")
 
@@ -287,7 +290,7 @@ class Engines:
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
             if not found.can_save:
                 engine.slot_dir = None
-            engine.can_rewind = rewinds(Path(found.props.model_path))
+            engine.can_rewind = engine.files_rewind = rewinds(Path(found.props.model_path))
             await self._take_over(engine, has_slots=found.has_slots)
         except EngineStarting:
             engine.why_not, engine.is_loading = "it is loading its model", True
@@ -339,6 +342,13 @@ def can_rewind(spec: children.EngineSpec) -> bool:
     if spec.model is None or not spec.model.is_file():
         return True
     return "--swa-full" in (*spec.chosen, *spec.extra) or rewinds(spec.model)
+
+
+def file_bytes_per_token(model: Path | None) -> float:
+    """Bytes that one more token adds to a slot file; 0.0 when the model's header is not at hand."""
+    if model is None or not model.is_file():
+        return 0.0
+    return memory.kv_bytes_per_token(memory.facts(gguf.read_header(model)))
 
 
 def rewinds(model: Path) -> bool:

@@ -200,7 +200,7 @@ class Exchange:
 
     async def _prepare(self, engine: Engine, grant: Grant, want: Want) -> Carried:
         carried = await carry_out(engine, grant, self.service.lines, want.line.id)
-        if not engine.can_rewind and carried.action is Action.COLD and not want.fresh:
+        if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
             await cut_base(engine, grant.target, self.request, want)
         return carried
 

@@ -93,7 +93,7 @@ class Keeper:
 
     def _wants_base(self, engine: Engine, slot: Slot) -> bool:
         """A slot whose base may deserve a snapshot of its own (memory that can be rewound; else it was cut before)."""
-        if slot.body is None or not engine.can_rewind or slot.n_tokens < BASE_AT_LEAST or slot.tenant is None:
+        if slot.body is None or not engine.files_rewind or slot.n_tokens < BASE_AT_LEAST or slot.tenant is None:
             return False
         base = engine.bases.get(slot.base)
         return base is None or (n_tokens(base) >= BASE_AT_LEAST and not has_base(engine, slot.tenant, base))

@@ -116,7 +116,7 @@ def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_g
     slot.n_tokens = n_prompt + max(0, timings.predicted_n - 1)
     slot.tokens = tokens if tokens is not None else slot.tokens[: 4 * timings.cache_n]
     slot.is_rendered = tokens is not None or slot.body is None
-    slot.saved = min(slot.saved, timings.cache_n)
+    slot.saved, slot.rigid = min(slot.saved, timings.cache_n), min(slot.rigid, timings.cache_n)
     slot.tenant, slot.was_restored, slot.last_used = line.who.tenant, False, now
     if not is_guest:
         slot.line, slot.n_prompt = line.id, n_prompt

@@ -65,6 +65,8 @@ class Slot:
     saved: int = 0
     snapshot: str | None = None
     """Id of the snapshot that holds the first `saved` tokens."""
+    rigid: int = 0
+    """Its first tokens that can only be kept together (policies/types.SlotFacts)."""
     was_restored: bool = False
     """Its content came from a file and no request has run on it since: GET /slots does not count it."""
     last_used: float = 0.0
@@ -85,7 +87,7 @@ class Slot:
         """Its content is gone."""
         self.line = self.tenant = self.body = self.snapshot = None
         self.is_rendered, self.n_prompt = True, None
-        self.n_tokens = self.saved = 0
+        self.n_tokens = self.saved = self.rigid = 0
         self.was_restored = False
         self.tokens = b""
 
@@ -234,6 +236,7 @@ class SlotTable:
             saved=self.saved_of(slot),
             last_used=slot.last_used,
             prompt=slot.n_prompt,
+            rigid=slot.rigid,
             settling=slot.state is SlotState.UNKNOWN,
         )
 

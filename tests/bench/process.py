@@ -69,6 +69,7 @@ class Proxy:
         self.facts["pid"] = process.pid
         self.file.write_text(json.dumps(self.facts))
         self._until(self.is_ready, process)
+        process.returncode = 0  # from now on `alive` looks after it, in this process or in another
 
     def stop(self) -> None:
         """SIGTERM, and wait until it is gone."""

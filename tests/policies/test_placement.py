@@ -240,7 +240,7 @@ def test_a_new_line_takes_no_tail_while_an_empty_slot_exists(q: Question) -> Non
         assert q.n_prompt + q.reserve - target.common <= GUEST_AT_MOST
     for eviction in p.evictions:
         victim = slot_of(q, eviction.slot)
-        assert eviction.save or victim.family or victim.at_stake <= SMALL_TAIL
+        assert eviction.save or victim.family or victim.at_stake < SAVE_AT_LEAST
 
 
 @given(questions())
