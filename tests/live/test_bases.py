@@ -1,0 +1,64 @@
+"""A new conversation of a known agent costs its own new tokens, not the agent's system text and tools again."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartProxy
+from tests.live.talk import CHATML, Conversation, engine_state, foxes, until_engine
+
+FLAGS = ("--parallel", "4", "--ctx-size", "16384")
+SPARE = 64
+"""Tokens beyond its own that a second conversation may cost (issue 2, "Must show")."""
+SYSTEM = "You are a coding agent." + " jumps over the lazy dog." * 200
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "description": "Does it." * 20, "parameters": {"type": "object"}}}
+    for name in ("read", "write", "bash")
+]
+
+
+async def n_rendered(talk: Conversation, proxy_tokens_of: str) -> int:
+    """Tokens of a text, by the engine."""
+    answer = await talk.proxy.client.post("/tokenize", json={"content": proxy_tokens_of, "parse_special": True})
+    return len(answer.json()["tokens"])
+
+
+async def own_tokens(talk: Conversation, text: str) -> int:
+    """Tokens of a first user message and all that the template puts around it and behind it."""
+    return await n_rendered(talk, f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("model", ["dense", "swa", "hybrid"])
+async def test_second_conversation(proxy_server: StartProxy, model: str) -> None:
+    """Right after the first one, whose slot keeps what it holds, and again after a restart."""
+    proxy = await proxy_server(*FLAGS, model=model, engine_flags=CHATML)
+    first, second = Conversation(proxy, SYSTEM, "one"), Conversation(proxy, SYSTEM, "two")
+    opened = await first.say(foxes(200, "First"), tools=TOOLS)
+    text = foxes(50, "Second")
+    turn = await second.say(text, tools=TOOLS)
+    assert turn.prompt_n <= await own_tokens(second, text) + SPARE, (turn, proxy.said())
+    back = await first.say("go on", tools=TOOLS)
+    # Hybrid: its reply is tokenised otherwise; the engine's checkpoint lies four tokens before the prompt's end.
+    assert back.cache_n >= opened.n_prompt - 4, "the second conversation took the first one's tail"
+    assert await proxy.stop() == 0
+    again = await proxy_server(*FLAGS, model=model, engine_flags=CHATML)
+    third = Conversation(again, SYSTEM, "three")
+    turn = await third.say(text, tools=TOOLS)
+    assert turn.prompt_n <= await own_tokens(third, text) + SPARE, (turn, again.said())
+
+
+async def test_base_snapshot_is_made_when_idle(proxy_server: StartProxy) -> None:
+    """Dense: after ten idle seconds the base has a file of its own, which serves when nothing else holds it."""
+    proxy = await proxy_server(*FLAGS, model="dense", engine_flags=CHATML)
+    first = Conversation(proxy, SYSTEM, "one")
+    await first.say(foxes(2000, "First"), tools=TOOLS)
+    await until_engine(proxy, lambda engine: engine["snapshots"]["count"] >= 2)
+    await until_engine(proxy, lambda engine: sum(s["n_tokens"] > 0 for s in engine["slots"]) == 1)
+    text = foxes(50, "Second")
+    second = Conversation(proxy, SYSTEM, "two")
+    turn = await second.say(text, tools=TOOLS)
+    assert turn.prompt_n <= await own_tokens(second, text) + SPARE, (turn, proxy.said())
+    assert turn.headers["x-slotkeeper-placement"] == "restore"
+    held = (await engine_state(proxy))["slots"]
+    assert sum(slot["n_tokens"] > 0 for slot in held) == 2, json.dumps(held)
