@@ -88,6 +88,8 @@ class Engine:
     speculative: bool = False
     has_slots_endpoint: bool = True
     props: Props | None = None
+    n_requests: int = 0
+    """Requests that it was picked for and that are not over."""
     costs: Costs = field(default_factory=Costs)
     clock: Callable[[], float] = time.monotonic
     missing: list[str] = field(default_factory=list)

@@ -57,8 +57,11 @@ class Engines:
 
     # --- choosing ---------------------------------------------------------------------------------------------------
 
-    def pick(self, model: str | None, door: str = "chat") -> Engine:
-        """The engine for a request: named by alias, file or id; else any, when all serve one model (contract.md)."""
+    def pick(self, model: str | None, door: str = "chat", line: str | None = None) -> Engine:
+        """The engine for a request: named by alias, file or id; else any, when all serve one model (contract.md).
+
+        Of several the one that holds most of the request's line, else the one with least to do.
+        """
         able = [
             e for e in self.all if self._kinds.get(e.name, "chat") == ("embedding" if door == "embedding" else "chat")
         ]
@@ -68,13 +71,15 @@ class Engines:
                 f"for them with --upstream URL,kind={'embedding' if door == 'embedding' else 'chat'}."
             )
         named = [e for e in able if model and model in names_of(e)]
-        if not named and len({e.model for e in able}) == 1:
-            named = able
+        known_yet = [e for e in able if e.props is not None or e.wanted_model] or able
+        if not named and len({e.model for e in known_yet}) == 1:
+            named = known_yet
         if not named:
             known = ", ".join(sorted({e.model for e in able}))
             raise UnknownModel(f"No engine here serves the model '{model or ''}'. Served are: {known}.", param="model")
         ready = [e for e in named if e.ready] or named
-        return min(ready, key=lambda e: (e.table.n_waiting + len(e.table.runners()), e.name))
+        held = {e.name: slot.n_tokens for e in ready if line and (slot := e.table.holding(line)) is not None}
+        return min(ready, key=lambda e: (-held.get(e.name, 0), e.n_requests, e.name))
 
     def is_ready(self) -> bool:
         """At least one can be asked."""

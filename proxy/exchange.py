@@ -113,12 +113,14 @@ class Exchange:
     async def _story(self) -> None:
         if self.service.stopping:
             raise ShuttingDown("Slotkeeper is stopping; send the request again in a moment.", retry_after=5)
-        engine = self.service.engines.pick(self.request.model, self.request.door)
+        r = self.request
+        found = self.service.lines.find(r.who, r.prompt, r.first_user)
+        engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
-        found = self.service.lines.find(self.request.who, self.request.prompt, self.request.first_user)
         line = found.line if found.line is not None and found.match is Match.EXTENDS else self._new_line()
         self._describe(engine, line, found)
         line.running += 1
+        engine.n_requests += 1
         try:
             want = self._want(engine, line, found)
             if not want.is_hot:
@@ -128,6 +130,7 @@ class Exchange:
             await self._converse(engine, grant, want, found, carried)
         finally:
             line.running -= 1
+            engine.n_requests -= 1
 
     def _new_line(self) -> Line:
         r = self.request

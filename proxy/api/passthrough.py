@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import httpx
@@ -13,9 +14,9 @@ from llamacpp.errors import EngineError
 from proxy.api.door import headers_of, read_body
 from proxy.api.read import parse
 from proxy.engine import Engine
-from proxy.errors import Forbidden, NotFound, SlotkeeperError
-from proxy.exchange import as_ours
-from proxy.service import Service
+from proxy.errors import EngineFailed, Forbidden, NotFound, SlotkeeperError
+from proxy.exchange import answered, as_ours
+from proxy.service import Service, owner
 
 READABLE = {
     "GET": ("/props", "/health", "/v1/health", "/lora-adapters"),
@@ -40,11 +41,9 @@ EMBEDDING = (
     "/v1/audio/transcriptions",
 )
 """They take slots and cannot be pinned (llama-server.md, "Requests"): only engines with kind=embedding get them."""
-NOT_PASSED = frozenset(
-    "connection content-length transfer-encoding keep-alive te trailer upgrade proxy-authenticate proxy-authorization "
-    "content-encoding server date access-control-allow-origin access-control-allow-credentials".split()
-)
-"""Hop-by-hop (RFC 9110, 7.6.1), ours to write, or about the engine's own origin rules."""
+PASSED = ("content-type", "retry-after")
+"""Response headers that are the client's; all others are hop-by-hop (RFC 9110, 7.6.1), ours to write, or about the
+engine's own connection and origin rules."""
 
 
 class Passthrough:
@@ -60,7 +59,7 @@ class Passthrough:
         if request.url.path.endswith("health"):
             engine.require_ready()
         answer = await self._ask(engine, request, raw)
-        if request.url.path == "/props" and answer.status_code == 200:
+        if request.url.path == "/props" and answer.status_code == httpx.codes.OK:
             return self._own_props(answer)
         return _response(answer)
 
@@ -78,6 +77,8 @@ class Passthrough:
                 f"{request.method} {request.url.path} changes the engine behind Slotkeeper's back, so it is refused. "
                 "Start Slotkeeper with --allow-engine-admin to open it."
             )
+        if not self._service.tenants.is_admin(request.state.tenant):
+            raise Forbidden(f"{request.url.path} reaches every tenant's slots: it needs a key of the tenant 'admin'.")
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
         engine = self._engine(request, raw)
         answer = await self._ask(engine, request, raw)
@@ -88,15 +89,21 @@ class Passthrough:
         """GET /v1/models: all engines' models, with the context that one request can use."""
         found: dict[str, dict[str, Any]] = {}
         for engine in self._service.engines.all:
-            if not engine.ready:
-                continue
-            answer = await self._ask(engine, request, b"")
-            for model in orjson.loads(answer.content).get("data", []):
-                meta = {**(model.get("meta") or {}), "n_ctx": engine.n_ctx}
-                found[model["id"]] = {**model, "meta": meta, "context_length": engine.n_ctx}
+            if engine.ready:
+                found |= await self._models_of(engine, request)
         if not found:
             self._service.engines.pick(None).require_ready()
         return Response(orjson.dumps({"object": "list", "data": list(found.values())}), media_type="application/json")
+
+    async def _models_of(self, engine: Engine, request: Request) -> dict[str, dict[str, Any]]:
+        answer = await self._ask(engine, request, b"")
+        if answer.status_code != httpx.codes.OK:
+            raise answered(answer.status_code, answer.content)
+        found = {}
+        for model in _entries(_object(answer, "GET /v1/models").get("data")):
+            meta = {**(model.get("meta") or {}), "n_ctx": engine.n_ctx}
+            found[model["id"]] = {**model, "meta": meta, "context_length": engine.n_ctx}
+        return found
 
     async def slots(self, request: Request) -> Response:
         """GET /slots in llama-server's shape, from our own table: the engine is not asked (design.md, rule 7)."""
@@ -108,11 +115,16 @@ class Passthrough:
                 "n_ctx": engine.n_ctx,
                 "speculative": engine.speculative,
                 "is_processing": s.runner is not None,
-                "n_prompt_tokens": s.n_tokens,
+                **({"n_prompt_tokens": s.n_tokens} if self._may_see(request, s.tenant) else {}),
             }
             for s in engine.table.slots
         ]
         return Response(orjson.dumps(slots), media_type="application/json")
+
+    def _may_see(self, request: Request, tenant: str | None) -> bool:
+        """How much a slot holds is its tenant's business (design.md, rule 3)."""
+        asking: str = request.state.tenant
+        return self._service.tenants.is_admin(asking) or (tenant is not None and owner(tenant) == asking)
 
     async def unknown(self, request: Request) -> Response:
         """Everything that is not on the list."""
@@ -147,13 +159,28 @@ class Passthrough:
             raise as_ours(error) from error
 
     def _own_props(self, answer: httpx.Response) -> Response:
-        props = orjson.loads(answer.content)
+        props = _object(answer, "GET /props")
         for name in ("model_path", "slot_save_path"):
             if isinstance(props.get(name), str):
                 props[name] = props[name].rsplit("/", 1)[-1]
         return Response(orjson.dumps(props), media_type="application/json")
 
 
+def _object(answer: httpx.Response, what: str) -> dict[str, Any]:
+    """The JSON object of an answer that is looked into; raises EngineFailed for anything else."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        if isinstance(found := orjson.loads(answer.content), dict):
+            return found
+    raise EngineFailed(f"The engine's answer to {what} is no JSON object. Check that --upstream names a llama-server.")
+
+
+def _entries(found: object) -> list[dict[str, Any]]:
+    """The models of a list; raises EngineFailed for anything else."""
+    if isinstance(found, list) and all(isinstance(m, dict) and isinstance(m.get("id"), str) for m in found):
+        return found
+    raise EngineFailed("The engine's list of models makes no sense. Check that --upstream names a llama-server.")
+
+
 def _response(answer: httpx.Response) -> Response:
-    headers = {name: value for name, value in answer.headers.items() if name.lower() not in NOT_PASSED}
+    headers = {name: answer.headers[name] for name in PASSED if name in answer.headers}
     return Response(answer.content, answer.status_code, headers)

@@ -39,6 +39,7 @@ class Answer:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self.chunked = False
+        self.more_headers: tuple[str, ...] = ()
 
     async def whole(self, status: int, body: bytes, content_type: str = "application/json; charset=utf-8") -> None:
         """Everything at once."""
@@ -68,7 +69,8 @@ class Answer:
             await self._writer.drain()
 
     def _head(self, status: int, *lines: str) -> None:
-        head = [f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", "server: llama.cpp", *lines, "", ""]
+        first = [f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}", "server: llama.cpp"]
+        head = [*first, *self.more_headers, *lines, "", ""]
         self._writer.write("\r\n".join(head).encode())
 
 

@@ -64,6 +64,8 @@ class FakeLlama:
         self.processed_total = 0
         self.reason_save_fails: str | None = None
         self.save_gate: asyncio.Event | None = None
+        self.more_headers: tuple[str, ...] = ()
+        self.junk: bytes | None = None
         self._changed = asyncio.Condition()
         self._words: dict[int, str] = {}
         self._server = Server(self._handle, port)
@@ -115,6 +117,7 @@ class FakeLlama:
 
     async def _handle(self, request: Request, answer: Answer) -> None:
         self.requests.append(request)
+        answer.more_headers = self.more_headers
         await self._tell()
         if self.loading:
             return await _refuse(answer, 503, "unavailable_error", "Loading model")
@@ -124,6 +127,8 @@ class FakeLlama:
             return await self._model(request, answer)
         if request.path.startswith("/slots/") and request.method == "POST":
             return await self._slot_action(request, answer)
+        if self.junk is not None and request.path in ("/v1/models", "/props"):
+            return await answer.whole(200, self.junk)
         found = self._small(request)
         if found is None:
             return await _refuse(answer, 404, "not_found_error", "File Not Found")
@@ -148,10 +153,12 @@ class FakeLlama:
             return {"content": "".join(self._words[t] for t in request.body["tokens"])}
         if door == "POST /apply-template":
             return {"prompt": render(request.body)}
+        models = {"object": "list", "data": [{"id": self.alias, "object": "model", "meta": {}}]}
         return {
             "GET /health": {"status": "ok"},
             "GET /props": self._props(),
-            "GET /v1/models": {"object": "list", "data": [{"id": self.alias, "object": "model", "meta": {}}]},
+            "GET /v1/models": models,
+            "GET /models": models,
         }.get(door)
 
     def _props(self) -> dict[str, Any]:
