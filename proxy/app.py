@@ -125,7 +125,9 @@ def _mount(app: FastAPI, service: Service) -> None:
     routes += [Route(path, through.read, methods=[method]) for method, paths in READABLE.items() for path in paths]
     routes += [Route(path, through.embed, methods=["POST"]) for path in EMBEDDING]
     routes += [Route(path, through.admin, methods=[method]) for method, paths in ADMIN.items() for path in paths]
-    routes.append(Route("/{path:path}", through.unknown, methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]))
+    routes.append(
+        Route("/{path:path}", through.unknown, methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+    )
     app.router.routes[:] = routes
     app.add_middleware(Guard, service=service)
     app.state.service, app.state.control = service, control_app(service)
