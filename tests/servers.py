@@ -114,6 +114,13 @@ class ProxyServer:
             await self.client.aclose()
         return code
 
+    async def ended(self) -> int:
+        """The exit code of one that ends by itself."""
+        async with asyncio.timeout(PATIENCE):
+            code = await self.process.wait()
+            await self._reading
+        return code
+
     async def _is_ready(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
             return (await self.client.get("/readyz")).status_code == 200
