@@ -124,9 +124,16 @@ class Engines:
                 return
             await asyncio.sleep(0.05)
 
-    def suspect(self, engine: Engine) -> None:
-        """A cache hit fell far short of what was predicted: was the engine restarted unseen?"""
-        self.tasks.spawn(self.reconcile(engine), "reconcile")
+    def suspect(self, engine: Engine, *, was_empty: bool = False) -> None:
+        """A cache hit fell far short of what was predicted, or a connection broke: was the engine restarted unseen?
+
+        `was_empty`: nothing at all was found in a slot that should have held a prefix. An engine that shows no slots
+        can not be asked about the others; they are taken to be empty, too.
+        """
+        if engine.has_slots_endpoint:
+            self.tasks.spawn(self.reconcile(engine), "reconcile")
+        elif was_empty:
+            self._lost(engine, engine.table.lose_idle())
 
     async def reconcile(self, engine: Engine) -> None:
         """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""

@@ -216,23 +216,27 @@ class Exchange:
         slot.last_used = engine.clock()
         instance = engine.instance
 
+        settled = False
+
         def settle(timings: Timings) -> None:
+            nonlocal settled
             if slot.state is not SlotState.BUSY or engine.instance != instance:
                 return
+            settled = True
             slot.apply(SlotEvent.ANSWERED)
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
 
         relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle)
         try:
             await self._send(engine, slot, relay)
-        except BaseException:
-            if slot.state is SlotState.BUSY or engine.instance != instance:
-                self._abandon(engine, slot, want, found)
+        except EngineUnreachable:
+            self.service.engines.suspect(engine)
             raise
         finally:
             self.clock.first = relay.first_event
-        if slot.state is SlotState.BUSY:
-            self._abandon(engine, slot, want, found)
+            if not settled:
+                # Also when the engine is known to be lost (the slot is LEASED then): the lease is ours to give back.
+                self._abandon(engine, slot, want, found)
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay) -> None:
         r = self.request
@@ -261,6 +265,12 @@ class Exchange:
         is_guest: bool,
     ) -> None:
         line, r = want.line, self.request
+        fell_short = timings.cache_n + MISPREDICTED < carried.predicted_cache_n
+        # An appended prompt finds something in its slot, unless the memory cannot be cut back to where they agree.
+        was_empty = fell_short and timings.cache_n == 0 and engine.can_rewind and carried.snapshot is None
+        was_empty = was_empty and engine.kind == "attached"
+        if was_empty:
+            line.lost = Cause.ENGINE_RESTART
         verdict = after_answer(engine, slot, line, found, self.record, timings, stem=found.line)
         slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
         fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
@@ -274,8 +284,8 @@ class Exchange:
         else:
             self.service.lines.advance(line, r.prompt, timings.cache_n + timings.prompt_n)
             self.service.engines.remember(line)
-        if timings.cache_n + MISPREDICTED < carried.predicted_cache_n:
-            self.service.engines.suspect(engine)
+        if fell_short:
+            self.service.engines.suspect(engine, was_empty=was_empty)
         engine.refresh_abilities()
         engine.table.release(slot)
 

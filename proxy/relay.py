@@ -76,9 +76,12 @@ class Relay:
 
     async def whole(self, body: bytes) -> None:
         """Passes on an answer that had to be asked for whole."""
-        found = orjson.loads(body)
+        try:
+            found = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            raise EngineBroken("llama-server's answer is not JSON; send the request again.") from None
         self.first_event = time.perf_counter()
-        parts = found if isinstance(found, list) else [found]
+        parts = [part for part in (found if isinstance(found, list) else [found]) if isinstance(part, dict)]
         timings = next((t for t in (Timings.from_json(p.get("timings")) for p in parts) if t is not None), None)
         if timings is not None:
             self._done(timings)

@@ -29,6 +29,7 @@ async def serving(settings: Settings) -> AsyncIterator[Wire]:
             running = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 async with Wire(f"http://127.0.0.1:{listener.getsockname()[1]}") as wire:
+                    wire.service = application.state.service
                     yield wire
             finally:
                 server.should_exit = True

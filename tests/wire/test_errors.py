@@ -112,6 +112,21 @@ async def test_error_event_of_a_whole_answer(path: str, wire: Wire, fake: FakeLl
     assert (answer.status_code, answer.json()["error"]["n_ctx"]) == (500, 9)
 
 
+@pytest.mark.parametrize("junk", [b"", b"<html>", b'{"choices": ['])
+async def test_a_whole_answer_that_is_no_json(junk: bytes, wire: Wire, fake: FakeLlama) -> None:
+    """Requests that cannot be streamed upstream (here: log probabilities) are answered whole, or by an error."""
+
+    async def script(answer: Answer) -> None:
+        await answer.whole(200, junk)
+
+    assert (await wire.post(CHAT, chat("hi", logprobs=True))).json()["timings"]["predicted_n"] == 4
+    assert fake.model_requests[-1].body.get("stream") is None
+    fake.cues.append(Cue(script=script))
+    answer = await wire.post(CHAT, chat("hi", logprobs=True))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_failed")
+    assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+
+
 async def test_garbage_beside_content(wire: Wire, fake: FakeLlama) -> None:
     """Content is not parsed on its way (that is what keeps it cheap), so garbage in it is the client's to see; an
     answer that has to be assembled cannot hold it."""

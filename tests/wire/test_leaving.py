@@ -57,12 +57,17 @@ async def leave(client: asyncio.Task[Any]) -> None:
     await asyncio.gather(client, return_exceptions=True)
 
 
-@STREAMED
+HOW = pytest.mark.parametrize(
+    "more", [{"stream": True}, {}, {"logprobs": True}], ids=["streamed", "whole", "unstreamed"]
+)
+
+
+@HOW
 @WHERE
-async def test_the_engine_is_told(where: str, stream: bool, wire: Wire, fake: FakeLlama) -> None:
+async def test_the_engine_is_told(where: str, more: dict[str, bool], wire: Wire, fake: FakeLlama) -> None:
     """Our socket to the engine closes although the engine says nothing more; the slot is usable again."""
     fake.cues.append(held(where))
-    client = await begin(wire, fake, where, chat("hi", stream=stream))
+    client = await begin(wire, fake, where, chat("hi", **more))
     await leave(client)
     await within(fake.abandoned(1))
     await within(fake.idle())

@@ -10,6 +10,7 @@ from typing import Any, Self
 import httpx
 
 from llamacpp.sse import EventSplitter
+from proxy.service import Service
 from tests.servers import PATIENCE, until
 
 CHAT = "/v1/chat/completions"
@@ -47,7 +48,9 @@ class Stream:
 
 
 class Wire:
-    """One proxy as its clients see it."""
+    """One proxy as its clients see it; `service` is what lies behind, where it runs in the test's own process."""
+
+    service: Service
 
     def __init__(self, url: str, key: str | None = None) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}

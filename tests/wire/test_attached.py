@@ -1,0 +1,194 @@
+"""An engine that somebody else runs: what it lacks, its restarts, and the end of the proxy."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartProxy
+from tests.fakes.llama import FakeLlama
+from tests.fakes.run import Cue
+from tests.servers import until
+from tests.wire.conftest import Serve
+from tests.wire.wire import CHAT, Wire, chat, data
+
+LONG = "a long enough opening " * 40
+
+
+async def turns(wire: Wire) -> list[int]:
+    """Two turns of a conversation; `cache_n` of each."""
+    first = await wire.post(CHAT, chat(LONG))
+    second = await wire.post(CHAT, chat(LONG, " w0 w1 w2 w3", "and now"))
+    assert second.headers["x-slotkeeper-placement"] == "continue"
+    return [answer.json()["timings"]["cache_n"] for answer in (first, second)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"slots_endpoint": False}, "--no-slots"),
+        ({"metrics_endpoint": False}, "--metrics"),
+        ({}, "--slot-save-path"),
+        ({"slots_endpoint": False, "metrics_endpoint": False}, "--no-slots"),
+    ],
+)
+async def test_what_an_engine_lacks(options: dict[str, bool], said: str, serve: Serve) -> None:
+    """The missing part is off and said, everything else works: streaming, continuing, leaving."""
+    async with FakeLlama(n_slots=1, **options) as fake:
+        wire = await serve(fake)
+        engine = (await wire.state())["engines"][0]
+        assert any(said in sentence for sentence in engine["missing"])
+        assert (engine["can_save"], len(engine["slots"])) == (False, 1)
+        assert (await turns(wire))[1] > 150
+        fake.cues.append(Cue(hold_after=asyncio.Event()))
+        async with wire.stream(CHAT, chat("hi")) as stream:
+            while b" w0" not in await stream.next():
+                pass
+        await fake.abandoned(1)
+        assert (await wire.post(CHAT, chat("hello"))).status_code == 200
+        assert (await wire.get("/slots")).status_code == 200
+
+
+async def test_it_is_said_at_start(proxy_server: StartProxy) -> None:
+    """One warning a missing part."""
+    async with FakeLlama(slots_endpoint=False, metrics_endpoint=False) as fake:
+        proxy = await proxy_server("--upstream", fake.url)
+        said = [line["what"] for line in proxy.lines if line["event"] == "engine_lacks"]
+        assert len(said) == 3
+        assert all(flag in " ".join(said) for flag in ("--no-slots", "--metrics", "--slot-save-path"))
+
+
+async def test_a_directory_that_is_not_there(serve: Serve, fake: FakeLlama, tmp_path: Path) -> None:
+    """slots=DIR that does not exist, and one that the engine does not write to."""
+    wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'nowhere'}",))
+    assert any("is not there" in sentence for sentence in (await wire.state())["engines"][0]["missing"])
+    assert (await turns(wire))[1] > 150
+
+
+async def test_a_directory_of_somebody_else(serve: Serve, tmp_path: Path) -> None:
+    """The engine writes its files where we do not see them: nothing is kept, everybody is served."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    async with FakeLlama(slot_dir=tmp_path / "theirs") as fake:
+        wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'ours'}",))
+        assert (await wire.state())["engines"][0]["can_save"] is False
+        assert (await turns(wire))[1] > 150
+
+
+@pytest.mark.parametrize("slots_endpoint", [True, False])
+async def test_an_unseen_restart_is_noticed(slots_endpoint: bool, serve: Serve) -> None:
+    """Between two of our looks it was stopped and started: the next turn shows it, and no line is believed any more."""
+    async with FakeLlama(slots_endpoint=slots_endpoint) as fake:
+        wire = await serve(fake)
+        await turns(wire)
+        await wire.post(CHAT, chat("another " * 300))
+        await wire.has_slots("idle", "idle")
+        fake.restart()
+        third = await wire.post(CHAT, chat(LONG, " w0 w1 w2 w3", "and now", " w0 w1 w2 w3", "more"))
+        assert third.json()["timings"]["cache_n"] == 0
+        record = (await wire.records())[0]
+        assert (record["cause"], record["placement"]) == ("engine_restart", "continue")
+        assert record["reprocessed"] > 150
+        await wire.has_slots("idle", "empty")
+        other = await wire.post(CHAT, chat("another " * 300, " w0 w1 w2 w3", "x"))
+        assert other.headers["x-slotkeeper-predicted-cache-n"] == "0"
+        assert (await wire.records())[0]["cause"] == "engine_restart"
+
+
+async def test_a_restart_under_a_running_request(wire: Wire, fake: FakeLlama) -> None:
+    """The client has its error, the other conversation's tokens are not believed any more."""
+    await wire.post(CHAT, chat("another " * 300))
+    fake.cues.append(Cue(hold_after=asyncio.Event()))
+    async with wire.stream(CHAT, chat(LONG)) as stream:
+        while b" w0" not in await stream.next():
+            pass
+        fake.restart()
+        assert data((await stream.rest())[-1])["error"]["source"] == "engine"
+    await wire.has_slots("empty", "empty")
+    assert (await wire.post(CHAT, chat(LONG))).status_code == 200
+    other = await wire.post(CHAT, chat("another " * 300, " w0 w1 w2 w3", "x"))
+    assert other.json()["timings"]["cache_n"] == 0
+    assert (await wire.records())[0]["cause"] == "engine_restart"
+
+
+async def test_a_death_that_is_noticed_before_the_stream_breaks(wire: Wire, fake: FakeLlama) -> None:
+    """Whoever learns of it first, the lease comes back."""
+    engine = wire.service.engines.all[0]
+    fake.cues.append(Cue(hold_after=asyncio.Event()))
+    async with wire.stream(CHAT, chat("hi")) as stream:
+        while b" w0" not in await stream.next():
+            pass
+        wire.service.engines._lost_instance(engine, "it was killed")
+        fake.restart()
+        assert data((await stream.rest())[-1])["error"]["source"] == "engine"
+    await until(wire.is_ready)
+    await wire.has_slots("empty", "empty")
+    assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+
+
+async def test_a_foreign_client_of_the_engine_is_noticed(wire: Wire, fake: FakeLlama) -> None:
+    """Somebody asks the engine directly and takes a slot: that turn is processed again, the next ones are not."""
+    await turns(wire)
+    fake.slots[0].tokens = fake.tokens_of("something else entirely")
+    fake.slots[0].id_task = 99
+    third = chat(LONG, " w0 w1 w2 w3", "and now", " w0 w1 w2 w3", "more")
+    assert (await wire.post(CHAT, third)).json()["timings"]["cache_n"] == 0
+    fourth = await wire.post(CHAT, chat(LONG, " w0 w1 w2 w3", "and now", " w0 w1 w2 w3", "more", " w0 w1 w2 w3", "x"))
+    assert fourth.json()["timings"]["cache_n"] == int(fourth.headers["x-slotkeeper-predicted-cache-n"]) > 150
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+async def test_drain(proxy_server: StartProxy, fake: FakeLlama) -> None:
+    """SIGTERM: no new connections, the running answer is finished, exit code 0."""
+    proxy = await proxy_server("--upstream", fake.url)
+    async with Wire(proxy.url) as wire, Wire(proxy.url) as late:
+        pace = asyncio.Semaphore(4)
+        fake.cues.append(Cue(pace=pace))
+        async with wire.stream(CHAT, chat("hi")) as stream:
+            await stream.next()
+            proxy.process.send_signal(signal.SIGTERM)
+            await proxy.logged("stopping")
+
+            async def refused() -> bool:
+                try:
+                    return (await late.get("/readyz")).status_code == 503
+                except OSError:
+                    return True
+                except Exception as error:
+                    return "connect" in type(error).__name__.lower()
+
+            await until(refused)
+            for _ in range(20):
+                pace.release()
+            assert (await stream.rest())[-1] == b"data: [DONE]\n\n"
+        assert await proxy.process.wait() == 0
+    assert fake.left == 0
+
+
+async def test_an_answer_that_outlasts_the_drain(proxy_server: StartProxy, fake: FakeLlama) -> None:
+    """The deadline ends it: the client's connection and the engine's are closed, exit code 0."""
+    proxy = await proxy_server("--upstream", fake.url, "--exit-deadline-seconds", "3")
+    async with Wire(proxy.url) as wire:
+        fake.cues.append(Cue(hold_after=asyncio.Event()))
+        async with wire.stream(CHAT, chat("hi")) as stream:
+            while b" w0" not in await stream.next():
+                pass
+            assert await proxy.stop() == 0
+        await fake.abandoned(1)
+
+
+async def test_a_second_signal_hurries(proxy_server: StartProxy, fake: FakeLlama) -> None:
+    """Ctrl-C twice does not wait for the running answer; the exit code is that of an interruption."""
+    proxy = await proxy_server("--upstream", fake.url)
+    async with Wire(proxy.url) as wire:
+        fake.cues.append(Cue(hold_after=asyncio.Event()))
+        async with wire.stream(CHAT, chat("hi")) as stream:
+            while b" w0" not in await stream.next():
+                pass
+            proxy.process.send_signal(signal.SIGINT)
+            await proxy.logged("stopping")
+            assert await proxy.stop(signal.SIGINT) == 130
+        await fake.abandoned(1)
