@@ -54,7 +54,11 @@ async def render(engine: Engine, request: ModelRequest, line: Line) -> Tokens | 
             return None
         found = await engine.renderer.tokens_of_prompt(request.body.get("prompt"))
         return None if found is None else Tokens(found)
-    except EngineError as error:
+    except (
+        EngineError,
+        OverflowError,
+        TypeError,
+    ) as error:  # the latter two: no token ids; the engine will refuse them
         log.info("render_failed", engine=engine.name, line=line.id, error=type(error).__name__)
         return None
 

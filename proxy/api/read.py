@@ -133,6 +133,7 @@ def _chat_prompt(body: Json) -> tuple[Prompt, bytes]:
         raise BadRequest("'messages' is empty. Send at least one message.", param="messages")
     if not all(isinstance(m, dict) for m in messages):
         raise BadRequest("'messages' holds something that is not an object.", param="messages")
+    _check_chat(body, messages)
     blobs = [orjson.dumps(m) for m in messages]
     n_leading = next((i for i, m in enumerate(messages) if m.get("role") not in LEADING), len(messages))
     system = digest(*blobs[:n_leading])
@@ -144,6 +145,17 @@ def _chat_prompt(body: Json) -> tuple[Prompt, bytes]:
         chain.append(last)
     first_user = digest(blobs[n_leading] if n_leading < len(blobs) else b"")
     return Prompt(system, tools, params, tuple(chain), tuple(map(len, blobs)), n_leading), first_user
+
+
+def _check_chat(body: Json, messages: list[Json]) -> None:
+    """What llama-server refuses with status 500 ("Failed to parse messages/tools") is the client's mistake: 400."""
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise BadRequest(f"messages[{i}] has no 'role', or one that is not a text. Name one.", param="messages")
+        if not isinstance(message.get("tool_calls") or [], list):
+            raise BadRequest(f"'tool_calls' of messages[{i}] is not a list. Send a list.", param="messages")
+    if not isinstance(body.get("tools") or [], list):
+        raise BadRequest("'tools' is not a list. Send a list of functions, or none.", param="tools")
 
 
 def _text_prompt(body: Json, door: Door) -> tuple[Prompt, bytes]:

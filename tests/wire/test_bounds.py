@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,10 @@ BAD_BODIES: dict[str, tuple[str, bytes]] = {
     "messages of numbers": (CHAT, b'{"messages": [1]}'),
     "empty messages": (CHAT, b'{"messages": []}'),
     "null messages": (CHAT, b'{"messages": null}'),
+    "no role": (CHAT, b'{"messages": [{"content": "hi"}]}'),
+    "role of a number": (CHAT, b'{"messages": [{"role": 5, "content": "hi"}]}'),
+    "tools of text": (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "tools": "t"}'),
+    "tool calls of a number": (CHAT, b'{"messages": [{"role": "assistant", "tool_calls": 5}]}'),
     "n of text": (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "n": "2"}'),
     "n of nothing": (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "n": 0}'),
     "n without bound": (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "n": 1000000}'),
@@ -47,6 +52,15 @@ async def test_bad_bodies(case: str, wire: Wire, fake: FakeLlama) -> None:
     assert answer.headers["x-slotkeeper-request-id"].startswith("req_")
     assert fake.model_requests == []
     assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+
+
+@pytest.mark.parametrize("prompt", [[2**40], [1.5], [1, None], ["a", {}], 5, {"a": 1}])
+async def test_prompts_that_are_the_engines_to_judge(prompt: Any, wire: Wire, fake: FakeLlama) -> None:
+    """What we cannot read as tokens goes on as it is, and the engine's refusal comes back."""
+    fake.cues.append(Cue(status=400, error={"code": 400, "message": "no prompt", "type": "invalid_request_error"}))
+    answer = await wire.post("/completion", {"prompt": prompt, "n_predict": 2})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "no prompt")
+    assert fake.model_requests[-1].body["prompt"] == prompt
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize"])

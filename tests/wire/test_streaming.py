@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
+from tests.conftest import StartProxy
 from tests.fakes.http import Answer
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
@@ -25,6 +26,18 @@ DOORS = {
 @pytest.mark.parametrize("path", DOORS)
 async def test_each_event_arrives_before_the_next_is_made(path: str, wire: Wire, fake: FakeLlama) -> None:
     """The engine makes an event only after the client has seen the one before: nothing is held back or changed."""
+    await lockstep(path, wire, fake)
+
+
+async def test_the_real_process_does_not_hold_back_either(proxy_server: StartProxy, fake: FakeLlama) -> None:
+    """The same with `slotkeeper serve` and its event loop."""
+    proxy = await proxy_server("--upstream", fake.url)
+    async with Wire(proxy.url) as wire:
+        await lockstep(CHAT, wire, fake)
+
+
+async def lockstep(path: str, wire: Wire, fake: FakeLlama) -> None:
+    """One stream of which each event is made when the one before was seen."""
     pace = asyncio.Semaphore(1)  # the first event brings the head of the answer
     cue = Cue(pace=pace)
     fake.cues.append(cue)
