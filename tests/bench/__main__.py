@@ -79,17 +79,18 @@ def replay(proxy: Proxy, files: list[Path], restart: bool) -> dict[str, Any]:
 
 
 def overhead(options: argparse.Namespace) -> None:
-    """overhead.py against its own stub, directly and through the proxy; then memory after 1,000 requests."""
+    """overhead.py against its own stub, directly and through the proxy: ten times 100 turns, memory after 1,000 requests.
+
+    Ten conversations rather than one of 1,000 turns, which would outgrow the stub's context.
+    """
     with stub() as upstream, tempfile.TemporaryDirectory(prefix="slotkeeper-bench-") as folder:
         proxy = Proxy.start(Path(folder) / "run", ["--upstream", upstream], [])
         try:
             command = [sys.executable, str(BENCH / "overhead.py"), "--direct", upstream, "--proxy", proxy.base]
             command += ["--pid", str(proxy.facts["pid"])]
-            for turns in (100, 900):
-                done = subprocess.run([*command, "--turns", str(turns)], capture_output=True, text=True, check=True)
-                print(json.dumps({"turns": turns} | json.loads(done.stdout)), flush=True)
-                if options.only:
-                    break
+            for run in range(1 if options.only else 10):
+                done = subprocess.run([*command, "--turns", "100"], capture_output=True, text=True, check=True)
+                print(json.dumps({"requests": 100 * (run + 1)} | json.loads(done.stdout)), flush=True)
         finally:
             proxy.stop()
 
