@@ -79,7 +79,7 @@ def replay(proxy: Proxy, files: list[Path], restart: bool) -> dict[str, Any]:
 
 
 def overhead(options: argparse.Namespace) -> None:
-    """overhead.py against its own stub, directly and through the proxy: ten times 100 turns, memory after 1,000 requests.
+    """overhead.py against its own stub, directly and through the proxy: ten times 100 turns, then resident memory.
 
     Ten conversations rather than one of 1,000 turns, which would outgrow the stub's context.
     """
