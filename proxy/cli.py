@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -167,10 +168,17 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
                 await stack.enter_async_context(_control(control, settings))
             server = _server(application, settings)
             stop.watch(server)
+            _settle_memory()
             host, port = listener.getsockname()[:2]
             log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
             await server.serve(sockets=[listener])
     return stop.exit_code
+
+
+def _settle_memory() -> None:
+    """Keep what was imported out of later garbage collections: a full one took 25 ms here, in which no stream moves."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Server(uvicorn.Server):
