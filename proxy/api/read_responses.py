@@ -13,7 +13,6 @@ from typing import Any, Final
 import orjson
 
 from proxy.api.dialect import Json, Translated
-from proxy.api.read import OURS
 from proxy.api.responses_items import messages_of
 from proxy.api.responses_tools import MOST_LISTED, Tools, read_choice, read_tools
 from proxy.api.write_responses import Asked, ResponsesWriter
@@ -68,8 +67,10 @@ _TRANSLATED: Final = frozenset(
     "input instructions tools tool_choice max_output_tokens reasoning text include metadata client_metadata "
     "prompt_cache_key stream_options top_logprobs messages".split()
 )
-_NOT_SENT: Final = _TRANSLATED | _REFUSED.keys() | _WITHOUT_EFFECT.keys() | (frozenset(OURS) - {"cache_prompt"})
-"""`cache_prompt: false` stays: it asks for a slot of its own (contract.md)."""
+_SLOTS: Final = frozenset("id_slot slot_id n_keep n_discard n_cache_reuse n n_cmpl".split())
+"""Our business (contract.md, "HTTP"), and one answer is all that the API knows. `cache_prompt: false` stays in: it asks
+for a slot of its own."""
+_NOT_SENT: Final = _TRANSLATED | _REFUSED.keys() | _WITHOUT_EFFECT.keys() | _SLOTS
 _ECHOED: Final[dict[str, object]] = {
     "instructions": None,
     "max_output_tokens": None,
