@@ -67,8 +67,8 @@ def read(body: Json, headers: Mapping[str, str]) -> Translated:
     dumps(sent, "body")  # what cannot be sent to the engine is refused here
     sent["messages"] = _messages(body.get("system"), given, tools, dropped)
     stops = frozenset(sent.get("stop", ()))
-    if stops and sent["stream"]:
-        sent["verbose"] = True  # the only place where a streamed chat completion says which stop word it met
+    if stops:
+        sent["verbose"] = True  # the only place where a chat completion says which stop word it met
     return Translated(
         sent, partial(MessagesWriter, tools, stops), dropped.names(), session=_session(body.get("metadata"))
     )

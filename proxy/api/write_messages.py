@@ -76,6 +76,10 @@ class _Call:
         if arguments := _str(function.get("arguments")):
             self.arguments.append(arguments)
 
+    def is_object(self) -> bool:
+        """Whether the arguments begin as a JSON object."""
+        return "".join(self.arguments).lstrip()[:1] == "{"
+
     def is_whole(self) -> bool:
         """Whether the arguments are complete JSON; each state of them is parsed once."""
         if self.judged == len(self.arguments):
@@ -257,13 +261,15 @@ class MessagesWriter:
         """A delta of the open block; of a call, all that has come of its arguments and was not sent yet.
 
         A call begins with its arguments: before them its name may still grow. Calls of deferred tools are held until
-        they are complete.
+        they are complete, and arguments that are no object (a model without a grammar) are too: SDKs fail on them.
         """
         if isinstance(key, int):
             call = self._calls[key]
             if call.sent == len(call.arguments) or not call.name or call.name == self._tools.generic:
                 return
             if not call.sent:
+                if not call.is_object():
+                    return
                 self._start_call(key, call, call.name, out)
             piece = "".join(call.arguments[call.sent :])
             call.sent = len(call.arguments)
@@ -288,7 +294,7 @@ class MessagesWriter:
             if not call.sent:
                 name, arguments = self._tools.called(call.name, "".join(call.arguments))
                 self._start_call(key, call, name, out)
-                if arguments:
+                if parsed(arguments) is not None:  # others are none, as with llama-server
                     out.append(self._delta + orjson.dumps(arguments) + b"}}\n\n")
         elif key == _THINKING:
             at = b"%d" % self._index

@@ -153,7 +153,8 @@ def test_a_deferred_tool_is_called_by_its_own_name() -> None:
         ('{"name":"","arguments":{}}', "call_deferred_tool", {"name": "", "arguments": {}}),
         ('{"arguments":{}}', "call_deferred_tool", {"arguments": {}}),
         ('{"name":"X","arguments":[1]}', "call_deferred_tool", {"name": "X", "arguments": [1]}),
-        ('{"name":"X","argu', "call_deferred_tool", {"name": "X"}),
+        ('{"name":"X","argu', "call_deferred_tool", {}),
+        ("garbage {}", "call_deferred_tool", {}),
         ("", "call_deferred_tool", {}),
     ],
 )
@@ -161,6 +162,14 @@ def test_wrong_calls_of_the_generic_tool(arguments: str, name: str, given: dict[
     """What names no tool stays the generic call, so that the client can tell the model; nothing breaks."""
     message = read(stream(whole_stream([call(0, arguments, "call_deferred_tool")], "tool_calls")))
     assert [(b["name"], b["input"]) for b in blocks(message)] == [(name, given)]
+
+
+def test_arguments_that_are_no_object() -> None:
+    """What a model without a grammar says in place of arguments is none, streamed and whole: SDKs fail on it."""
+    chunks = whole_stream([call(0, " not", "Read"), call(0, " {json}"), call(1, " {", "Read"), call(1, "}")], "stop")
+    message = read(stream(chunks))
+    assert [(b["name"], b["input"]) for b in blocks(message)] == [("Read", {}), ("Read", {})]
+    assert [b["input"] for b in MessagesWriter(DEFERRING).whole(assemble("chat", chunks))["content"]] == [{}, {}]
 
 
 @pytest.mark.parametrize(
