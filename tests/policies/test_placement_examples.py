@@ -64,6 +64,12 @@ def test_the_slot_whose_loss_costs_least_is_given_up() -> None:
     assert go(Question(900, 100, (unsaved, saved))).slot == 1
 
 
+def test_without_an_empty_slot_only_the_price_counts() -> None:
+    """An abandoned branch of 9,000 tokens is worth more than a stranger's 100."""
+    branch, stranger = SlotFacts(0, 9000, family=True, last_used=1.0), SlotFacts(1, 100, last_used=2.0)
+    assert go(Question(900, 100, (branch, stranger), abilities=NO_FILES)).slot == 1
+
+
 # --- the own line ---
 
 OWN = SlotFacts(2, tokens=5000, common=5000, mine=True, family=True)
@@ -140,6 +146,17 @@ def test_who_extends_the_only_slot_of_hybrid_memory_takes_it_over() -> None:
     assert (p.action, p.slot, p.predicted_cache_n, p.save_first) == (Action.CONTINUE, 0, 800, True)
 
 
+def test_a_window_that_came_from_a_file_is_not_cut_back() -> None:
+    """--swa-full: a slot's own tokens can be cut off at will, those that a file brought only as a whole."""
+    window = Abilities(rewind_files=False)
+    q = Question(850, 50, (replace(SIDE, common=700, rigid=700), *EMPTY), abilities=window)
+    assert go(q).action is Action.GUEST
+    q = replace(q, slots=(replace(SIDE, common=700, rigid=701), *EMPTY))
+    assert (go(q).action, go(q).slot) == (Action.COLD, 1)
+    assert go(replace(q, snapshots=(SnapshotFacts("s", 800, 700),))).action is Action.COLD
+    assert go(replace(q, snapshots=(SnapshotFacts("s", 700, 700),))).action is Action.RESTORE
+
+
 # --- tenants ---
 
 
@@ -189,6 +206,24 @@ def test_a_snapshot_longer_than_the_prompt_needs_room_for_all_of_it() -> None:
     q = Question(1100, 100, (neighbour, SlotFacts(1, 0)), (snapshot,), capacity=10_000)
     assert go(q).action is Action.RESTORE
     assert go(replace(q, capacity=8999)).action is Action.COLD
+
+
+def test_the_source_of_a_copy_is_not_evicted_for_it() -> None:
+    """Three times 3,000 do not fit: who lies beside goes, the source stays until it was copied."""
+    source, beside = SlotFacts(0, 3000, common=3000, prompt=3000), SlotFacts(1, 3000, saved=3000)
+    q = Question(3100, 3000, (source, beside, SlotFacts(2, 0)), capacity=9200)
+    p = go(q)
+    assert (p.action, p.source, p.slot, p.evictions) == (Action.FORK, 0, 2, (Eviction(1, save=False),))
+
+
+def test_a_loaded_file_replaces_what_the_slot_held() -> None:
+    """Another line's 900 saved tokens are erased first, or they would be taken for the prompt's."""
+    p = go(Question(900, 10, (SlotFacts(0, 900, saved=900),), (SnapshotFacts("s", 800, 800),)))
+    assert (p.action, p.slot, p.erase_first, p.save_first) == (Action.RESTORE, 0, True, False)
+
+
+def test_no_copy_without_saving() -> None:
+    assert go(Question(900, 100, (A, *EMPTY), abilities=Abilities(save=False))).action is Action.COLD
 
 
 def test_all_slots_busy() -> None:
