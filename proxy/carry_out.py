@@ -9,6 +9,7 @@ import structlog
 from llamacpp.errors import EngineError
 from policies.causes import Cause
 from policies.placement import SMALL_TAIL
+from policies.prefix import n_tokens
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Place
 from proxy.engine import Engine
@@ -69,6 +70,24 @@ async def _keep_source(engine: Engine, grant: Grant) -> Snapshot | None:
         give_back(engine, grant.source)
 
 
+async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
+    """Cuts off a reply that may be spelled otherwise when it comes back, where a file can only be used whole.
+
+    Costs the engine 1-4 tokens (llama-server.md, "Slot files") and, should the reply come back after all, its tokens.
+    """
+    at = slot.boundary
+    if engine.files_rewind or slot.replies_return or at is None or not at < slot.n_tokens:
+        return
+    if n_tokens(slot.tokens) < at:
+        return
+    try:
+        await engine.client.prime(slot.id, slot.tokens[: 4 * at])
+    except EngineError as error:
+        log.warning("not_cut", engine=engine.name, slot=slot.id, error=str(error))
+        return
+    slot.tokens, slot.n_tokens = slot.tokens[: 4 * at], at
+
+
 async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "line") -> Snapshot | None:
     """Writes a leased slot to a snapshot. None when that failed or there was no room; the slot keeps its content.
 
@@ -84,6 +103,8 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
         log.warning("snapshot_has_no_room", engine=engine.name, slot=slot.id, n_tokens=slot.n_tokens)
         await store.discard(temp)
         return None
+    if kind == "line" and reason != "fork":
+        await _end_at_boundary(engine, slot)
     slot.apply(SlotEvent.SAVE)
     try:
         report = await engine.client.save_slot(slot.id, temp)

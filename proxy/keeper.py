@@ -72,6 +72,9 @@ class Keeper:
         if found is None:
             return
         slot = engine.table.slots[found]
+        await render_slot(engine, slot)
+        if not slot.is_idle:
+            return
         engine.table.lease(slot)
         try:
             snapshot = await save(engine, slot, "idle")
@@ -191,6 +194,8 @@ class Keeper:
             return
         for number in exit_order(self._idle(engine)):
             slot = engine.table.slots[number]
+            if not engine.files_rewind:
+                await render_slot(engine, slot)  # to know where its prompt ends
             if slot.is_idle:
                 engine.table.lease(slot)
                 try:

@@ -62,6 +62,10 @@ class Slot:
     is_rendered: bool = True
     n_prompt: int | None = None
     """Tokens of the owner's newest prompt, the reply after it left out; None: of all that it holds."""
+    boundary: int | None = None
+    """Tokens up to which the engine can go back at once: the newest prompt's end, of which it keeps a checkpoint."""
+    replies_return: bool = False
+    """The line's last reply came back token for token."""
     saved: int = 0
     snapshot: str | None = None
     """Id of the snapshot that holds the first `saved` tokens."""
@@ -86,7 +90,7 @@ class Slot:
     def clear(self) -> None:
         """Its content is gone."""
         self.line = self.tenant = self.body = self.snapshot = None
-        self.is_rendered, self.n_prompt = True, None
+        self.is_rendered, self.n_prompt, self.boundary, self.replies_return = True, None, None, False
         self.n_tokens = self.saved = self.rigid = 0
         self.was_restored = False
         self.tokens = b""
