@@ -98,6 +98,8 @@ def test_an_edited_conversation_on_hybrid_memory_starts_again_elsewhere() -> Non
 def test_a_line_whose_slot_is_busy_waits_when_much_is_at_stake() -> None:
     busy = replace(OWN, idle=False)
     assert place(Question(5100, 100, (SlotFacts(1, 0), busy), extends=True)) == Wait("the slot of its line is busy")
+    just = replace(busy, tokens=WAIT_WORTH, common=WAIT_WORTH)
+    assert isinstance(place(Question(5100, 100, (SlotFacts(1, 0), just), extends=True)), Wait)
     little = replace(busy, tokens=WAIT_WORTH - 1, common=WAIT_WORTH - 1)
     assert go(Question(5100, 100, (SlotFacts(1, 0), little), extends=True)).action is Action.COLD
     snapshot = SnapshotFacts("s", 4900, 4900)
@@ -167,6 +169,16 @@ def test_another_tenants_slot_is_saved_and_erased_before_it_is_used() -> None:
     assert go(Question(900, 100, (foreign, *EMPTY))).slot == 1
 
 
+def test_what_another_tenants_slot_shares_does_not_count() -> None:
+    """Not in place, not as a copy, not as a place for a guest, however much it is and however little it holds."""
+    foreign = SlotFacts(0, 800, common=800, foreign=True)
+    p = go(Question(850, 50, (foreign,)))
+    assert (p.action, p.predicted_cache_n, p.erase_first) == (Action.COLD, 0, True)
+    p = go(Question(850, 50, (foreign, *EMPTY)))
+    assert (p.action, p.slot, p.source) == (Action.COLD, 1, None)
+    assert go(Question(850, 50, (SlotFacts(0, 10, common=10, foreign=True), *EMPTY))).slot == 1
+
+
 # --- the pool ---
 
 
@@ -224,6 +236,21 @@ def test_a_loaded_file_replaces_what_the_slot_held() -> None:
 
 def test_no_copy_without_saving() -> None:
     assert go(Question(900, 100, (A, *EMPTY), abilities=Abilities(save=False))).action is Action.COLD
+
+
+def test_what_has_to_go_for_a_file_is_part_of_its_price() -> None:
+    """Loading spares 400 tokens, but a neighbour would have to be saved (300) and loaded again (120) for it."""
+    q = Question(500, 100, (SlotFacts(0, 6000, last_used=1.0), SlotFacts(1, 0)), (SnapshotFacts("s", 3000, 400),))
+    assert go(replace(q, capacity=9000)).action is Action.RESTORE
+    assert go(replace(q, capacity=8999)).action is Action.COLD
+
+
+def test_of_two_alike_the_lower_slot_goes_first() -> None:
+    """In whatever order they are told."""
+    two = (SlotFacts(1, 500, last_used=1.0), SlotFacts(2, 500, last_used=1.0))
+    for told in (two, two[::-1]):
+        q = Question(900, 0, (SlotFacts(0, 0), *told), capacity=1500, abilities=NO_FILES)
+        assert go(q).evictions == (Eviction(1, save=False),)
 
 
 def test_all_slots_busy() -> None:
