@@ -144,12 +144,6 @@ class Grant:
     target: Slot
     source: Slot | None
     victims: list[Slot]
-    runner: Runner
-
-    @property
-    def is_held(self) -> bool:
-        """The target has not been given back: its state still speaks of this request, not of the next one there."""
-        return self.target.runner is self.runner
 
 
 @dataclass(slots=True, eq=False)
@@ -346,7 +340,7 @@ class SlotTable:
         if len(self._served) > MOST_TENANTS:
             del self._served[next(iter(self._served))]
         target.runner = Runner(self._next, want.n_prompt, want.reserve, want.stop, watch=self.watch)
-        return Grant(decision, target, source, victims, target.runner)
+        return Grant(decision, target, source, victims)
 
     def _give_up(self, waiter: _Waiter) -> None:
         self._waiters.pop(waiter.key, None)

@@ -47,22 +47,6 @@ async def test_a_slot_at_work_cannot_be_given_back() -> None:
     assert (grant.target.state, grant.target.claims) == (SlotState.BUSY, 110)
 
 
-async def test_a_grant_knows_whether_its_slot_is_still_its_own() -> None:
-    """After the release the slot may be anybody's; its state then speaks of somebody else."""
-    t = table(1)
-    first = want("a")
-    mine = await t.acquire(first, LONG)
-    assert mine.is_held
-    waiting = asyncio.create_task(t.acquire(want("b"), LONG))
-    await turn()
-    answered(t, mine, first)
-    theirs = await waiting
-    theirs.target.apply(SlotEvent.SEND)
-    assert theirs.target is mine.target
-    assert not mine.is_held
-    assert theirs.is_held
-
-
 async def test_an_empty_slot_remembers_nothing() -> None:
     t = table()
     grant = await t.acquire(want(), LONG)

@@ -146,7 +146,8 @@ async def test_a_runner_that_outgrows_its_reserve_is_watched() -> None:
     seen: list[int] = []
     t = table(1, watch=lambda: seen.append(1))
     grant = await t.acquire(want(reserve=2), LONG)
-    runner = grant.runner
+    runner = grant.target.runner
+    assert runner is not None
     for n in range(1, 5):
         runner.n_decoded = n
         runner.grew()
