@@ -29,6 +29,8 @@ class Carried:
     action: Action
     predicted_cache_n: int
     snapshot: Snapshot | None = None
+    is_tainted: bool = False
+    """The slot still holds what it must not be reused with: the request has to be processed whole."""
 
 
 async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -> Carried:
@@ -47,8 +49,8 @@ async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -
             give_back(engine, slot)
     if place.save_first:
         await save(engine, grant.target, "loss")
-    if place.erase_first or source_file is not None:
-        await _empty(engine, grant.target, lines)
+    if (place.erase_first or source_file is not None) and not await _empty(engine, grant.target, lines):
+        return Carried(Action.COLD, 0, is_tainted=True)
     if place.action in (Action.FORK, Action.RESTORE):
         wanted = source_file or (engine.snapshot(place.snapshot) if place.snapshot else None)
         if wanted is not None and await restore(engine, grant.target, wanted, owner):
@@ -175,16 +177,21 @@ async def evict(engine: Engine, slot: Slot, lines: LineBook, *, keep: bool) -> N
     engine.metrics.evicted(engine.name)
 
 
-async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> None:
+async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> bool:
+    """Erases a leased slot; False when the engine would not: its content is nobody's then, and still in the pool."""
     line = lines.get(slot.line)
     if line is not None:
         line.lost = Cause.EVICTED
     try:
         await engine.client.erase_slot(slot.id)
     except EngineError as error:
-        # What the engine still holds there is overwritten by the next prompt, or purged by it when the pool is short.
         log.warning("erase_failed", engine=engine.name, slot=slot.id, error=str(error))
+        n_left = slot.n_tokens
+        slot.clear()
+        slot.n_tokens = n_left
+        return False
     slot.clear()
+    return True
 
 
 def _note_loss(target: Slot, place: Place, lines: LineBook, owner: str) -> None:

@@ -115,7 +115,10 @@ def parse(raw: bytes) -> Json:
 
 def read(door: Door, path: str, raw: bytes, who: Identity) -> ModelRequest:
     """Raises BadRequest for what no engine could answer; everything else is the engine's to judge."""
-    return _request(door, path, parse(raw), who)
+    try:
+        return _request(door, path, parse(raw), who)
+    except orjson.JSONEncodeError as error:
+        raise BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply.") from None
 
 
 def one_by_one(request: ModelRequest) -> list[ModelRequest]:
@@ -139,7 +142,7 @@ def _prompts(body: Json, door: Door) -> list[Any]:
     given = body.get("prompt")
     if door not in ("completion", "native") or not isinstance(given, list) or is_one_prompt(given):
         return [None]
-    return given
+    return given if all(given) else [None]
 
 
 def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
