@@ -106,12 +106,12 @@ def must_be_whole(body: Json, kind: Kind) -> str | None:
         return "logprobs with stop words"
     if kind == "native" and body.get("return_tokens") is True:
         return "return_tokens"
-    if kind == "native" and isinstance(prompts := body.get("prompt"), list) and not _is_one_prompt(prompts):
+    if kind == "native" and isinstance(prompts := body.get("prompt"), list) and not is_one_prompt(prompts):
         return "several prompts"
     return None
 
 
-def _is_one_prompt(prompts: list[Any]) -> bool:
+def is_one_prompt(prompts: list[Any]) -> bool:
     """Whether a `prompt` list is one prompt of tokens and texts: server-common.cpp, tokenize_input_prompts."""
     return len(prompts) == 1 or any(isinstance(part, int) for part in prompts)
 

@@ -10,6 +10,10 @@ MERGED_TOKENS = 8
 tokens do not always come back"); that is not a miss."""
 
 
+ESTIMATE = 0.8
+"""Share of an estimate of tokens from bytes that is certain enough to say that something was missing."""
+
+
 class Cause(StrEnum):
     """Label values of `slotkeeper_prompt_tokens_reprocessed_total` that this version can tell apart (contract.md)."""
 
@@ -31,7 +35,8 @@ class Cause(StrEnum):
 class Turn:
     """What is known of a prompt once the engine has said how much of it came from the cache.
 
-    `held`: tokens that the best earlier prompt had in common with it. `lost`: what became of the slot that held the
+    `held`: tokens of the best earlier prompt that this one contains again; `shared`: those of them before the first
+    change, estimated from bytes. `lost`: what became of the slot that held the
     line, when it no longer does. `restored`: a snapshot was loaded for it. `can_rewind`: dense memory.
     """
 
@@ -39,6 +44,7 @@ class Turn:
     held: int
     cache_n: int
     predicted_cache_n: int
+    shared: int = 0
     same_tools: bool = True
     lost: Cause | None = None
     restored: bool = False
@@ -71,6 +77,8 @@ def _cause(turn: Turn) -> Cause:
         return Cause.RESTORE_INEFFECTIVE
     if turn.match is Match.BASE:
         return Cause.BASE_CHANGED if turn.same_tools else Cause.TOOLS_CHANGED
+    if turn.match is Match.EDITED and turn.lost is not None and turn.cache_n < ESTIMATE * turn.shared:
+        return turn.lost
     if turn.match is Match.EDITED:
         return Cause.CHECKPOINT_MISSING if fell_short and not turn.can_rewind else Cause.HISTORY_EDITED
     if turn.match is Match.NEW:

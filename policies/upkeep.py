@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from policies.placement import SAVE_AT_LEAST
+
 IDLE_SECONDS = 60.0
 """A line idle for so long may be saved (design.md, rule 8)."""
 BASE_IDLE_SECONDS = 10.0
@@ -10,8 +12,6 @@ WORTH = 10.0
 """Prefill at stake has to take so many times longer than the save (design.md, rule 8)."""
 DAILY_BYTES = 50 * 1024**3
 """Bytes that idle saves may write in a day (design.md, rule 8)."""
-SAVE_AT_LEAST = 64
-"""policies/placement.SAVE_AT_LEAST: fewer tokens are never worth a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +55,38 @@ def exit_order(slots: tuple[IdleSlot, ...]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A runner beyond its reserve: admission order, cells it holds, tokens per second it adds."""
+    """A running request: admission order, cells it really holds, tokens per second it adds."""
 
     slot: int
     order: int
+    cells: int
     rate: float
 
 
+CANCEL_SECONDS = 1.0
+"""Ending a runner takes the engine up to 0.7 s (llama-server.md, "Closing the connection"); all grow meanwhile."""
+MARGIN_TOKENS = 64
+"""Cells kept free besides: one batch may come before we look again."""
+
+
 def relieve(
-    used: int, capacity: int, idle: tuple[tuple[int, int], ...], runners: tuple[Growth, ...]
+    promised: int, capacity: int, idle: tuple[tuple[int, int], ...], runners: tuple[Growth, ...]
 ) -> tuple[list[int], int | None]:
     """Which idle slots to evict, and which runner to end, so that running answers do not overflow the pool.
 
-    `idle`: (slot, tokens), first to go first. Ending a runner takes the engine up to 0.7 s (llama-server.md, "Closing
-    the connection"), in which all runners grow: CANCEL_SECONDS of their rates are kept free for that. The youngest
-    runner ends only when nothing is left to evict and at least two run: never both.
+    `promised`: cells that are taken or may still be claimed by reserves. `idle`: (slot, tokens), first to go first:
+    they make room for what was promised. The youngest runner ends only when what is really taken leaves no room to
+    grow, nothing is left to evict, and at least two run: never both.
     """
-    free = capacity - used
     margin = MARGIN_TOKENS + int(CANCEL_SECONDS * sum(r.rate for r in runners))
+    free = capacity - promised
     evict: list[int] = []
     for slot, tokens in idle:
         if free >= margin:
             break
         evict.append(slot)
         free += tokens
-    if free >= margin or len(runners) < 2:
+    kept = sum(tokens for slot, tokens in idle if slot not in evict)
+    if capacity - kept - sum(r.cells for r in runners) >= margin or len(runners) < 2:
         return evict, None
     return evict, max(runners, key=lambda r: r.order).slot
-
-
-CANCEL_SECONDS = 1.0
-MARGIN_TOKENS = 64
-"""Cells kept free besides: one batch may come before we look again."""

@@ -9,6 +9,7 @@ import structlog
 from llamacpp.errors import EngineError
 from policies.causes import Cause
 from policies.placement import SMALL_TAIL
+from policies.prefix import n_tokens
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Place
 from proxy.engine import Engine
@@ -28,6 +29,8 @@ class Carried:
     action: Action
     predicted_cache_n: int
     snapshot: Snapshot | None = None
+    is_tainted: bool = False
+    """The slot still holds what it must not be reused with: the request has to be processed whole."""
 
 
 async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -> Carried:
@@ -46,8 +49,8 @@ async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -
             give_back(engine, slot)
     if place.save_first:
         await save(engine, grant.target, "loss")
-    if place.erase_first or source_file is not None:
-        await _empty(engine, grant.target, lines)
+    if (place.erase_first or source_file is not None) and not await _empty(engine, grant.target, lines):
+        return Carried(Action.COLD, 0, is_tainted=True)
     if place.action in (Action.FORK, Action.RESTORE):
         wanted = source_file or (engine.snapshot(place.snapshot) if place.snapshot else None)
         if wanted is not None and await restore(engine, grant.target, wanted, owner):
@@ -69,6 +72,24 @@ async def _keep_source(engine: Engine, grant: Grant) -> Snapshot | None:
         give_back(engine, grant.source)
 
 
+async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
+    """Cuts off a reply that may be spelled otherwise when it comes back, where a file can only be used whole.
+
+    Costs the engine 1-4 tokens (llama-server.md, "Slot files") and, should the reply come back after all, its tokens.
+    """
+    at = slot.boundary
+    if engine.files_rewind or slot.replies_return or at is None or not at < slot.n_tokens:
+        return
+    if n_tokens(slot.tokens) < at:
+        return
+    try:
+        await engine.client.prime(slot.id, slot.tokens[: 4 * at])
+    except EngineError as error:
+        log.warning("not_cut", engine=engine.name, slot=slot.id, error=str(error))
+        return
+    slot.tokens, slot.n_tokens = slot.tokens[: 4 * at], at
+
+
 async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "line") -> Snapshot | None:
     """Writes a leased slot to a snapshot. None when that failed or there was no room; the slot keeps its content.
 
@@ -84,6 +105,8 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
         log.warning("snapshot_has_no_room", engine=engine.name, slot=slot.id, n_tokens=slot.n_tokens)
         await store.discard(temp)
         return None
+    if kind == "line" and reason != "fork":
+        await _end_at_boundary(engine, slot)
     slot.apply(SlotEvent.SAVE)
     try:
         report = await engine.client.save_slot(slot.id, temp)
@@ -154,16 +177,21 @@ async def evict(engine: Engine, slot: Slot, lines: LineBook, *, keep: bool) -> N
     engine.metrics.evicted(engine.name)
 
 
-async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> None:
+async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> bool:
+    """Erases a leased slot; False when the engine would not: its content is nobody's then, and still in the pool."""
     line = lines.get(slot.line)
     if line is not None:
         line.lost = Cause.EVICTED
     try:
         await engine.client.erase_slot(slot.id)
     except EngineError as error:
-        # What the engine still holds there is overwritten by the next prompt, or purged by it when the pool is short.
         log.warning("erase_failed", engine=engine.name, slot=slot.id, error=str(error))
+        n_left = slot.n_tokens
+        slot.clear()
+        slot.n_tokens = n_left
+        return False
     slot.clear()
+    return True
 
 
 def _note_loss(target: Slot, place: Place, lines: LineBook, owner: str) -> None:

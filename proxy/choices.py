@@ -1,7 +1,7 @@
-"""A request for several choices (`n`): one request each, one after the other in the same slot, merged by index.
+"""A request for several choices (`n`) or prompts: one request each, one after the other, merged by index.
 
 llama-server would take further slots of its own choice for them and wipe what those hold (llama-server.md, "Requests").
-One after the other, the prompt is processed once.
+One after the other, a prompt is processed once for all its choices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from llamacpp.sse import EventSplitter, data_of
-from proxy.api.read import Json, ModelRequest
+from proxy.api.read import Json, ModelRequest, one_by_one
 from proxy.errors import SlotkeeperError
 from proxy.exchange import Exchange, Out
 from proxy.service import Service
@@ -23,11 +23,10 @@ from proxy.settle import Record
 async def run_choices(service: Service, request: ModelRequest, out: Out, record: Record) -> None:
     """Runs the choices and answers once; the first that fails ends the answer with its error."""
     wholes: list[Any] = []
-    shared = Shared(out, request.stream, request.n_choices)
-    for index in range(request.n_choices):
+    shared = Shared(out, request.stream, request.n_choices, request.n_answers)
+    for index, one in enumerate(one_by_one(request)):
         part = replace(record, id=f"{record.id}.{index}")
         collector = Indexed(shared, index)
-        one = replace(request, n_choices=1, body=seeded(request.body, index))
         await Exchange(service, one, collector, part).run()
         if collector.failed:
             return
@@ -35,14 +34,8 @@ async def run_choices(service: Service, request: ModelRequest, out: Out, record:
             wholes.append(orjson.loads(b"".join(collector.parts)))
     if not request.stream:
         await out.start(200, collector.headers)
-        await out.write(orjson.dumps(merged(wholes)))
+        await out.write(orjson.dumps(merged(wholes, request.n_choices)))
         await out.end()
-
-
-def seeded(body: Json, index: int) -> Json:
-    """The body of one choice: a fixed seed would make all alike; server-task.h, add_child, adds the child's number."""
-    seed = body.get("seed")
-    return {**body, "seed": seed + index} if index and isinstance(seed, int) and seed >= 0 else body
 
 
 @dataclass
@@ -52,8 +45,10 @@ class Shared:
     out: Out
     stream: bool
     n_choices: int
+    n_answers: int
     head: Json = field(default_factory=dict)
     completion_tokens: int = 0
+    prompt_tokens: int = 0
 
 
 class Indexed:
@@ -61,7 +56,7 @@ class Indexed:
 
     def __init__(self, shared: Shared, index: int) -> None:
         self._shared, self._index = shared, index
-        self._last = index == shared.n_choices - 1
+        self._last = index == shared.n_answers - 1
         self.parts: list[bytes] = []
         self.headers: Mapping[str, str] = {}
         self.failed = False
@@ -113,18 +108,21 @@ class Indexed:
         found.update(shared.head)
         if isinstance(usage := found.get("usage"), dict):
             shared.completion_tokens += usage.get("completion_tokens", 0)
-            usage["completion_tokens"] = shared.completion_tokens
-            usage["total_tokens"] = usage.get("prompt_tokens", 0) + shared.completion_tokens
+            if self._index % shared.n_choices == 0:
+                shared.prompt_tokens += usage.get("prompt_tokens", 0)
+            usage["completion_tokens"], usage["prompt_tokens"] = shared.completion_tokens, shared.prompt_tokens
+            usage["total_tokens"] = shared.prompt_tokens + shared.completion_tokens
         return bool(found["choices"]) or self._last
 
 
-def merged(wholes: list[Any]) -> Any:
-    """One answer of several: choices by index, usage of generated tokens summed; native answers as a list."""
+def merged(wholes: list[Any], n_choices: int) -> Any:
+    """One answer of several: choices by index, usage summed, a prompt once for its choices; native ones as a list."""
     if "choices" not in wholes[0]:
         return [{**whole, "index": i} for i, whole in enumerate(wholes)]
     choices = [{**w["choices"][0], "index": i} for i, w in enumerate(wholes)]
     usage = dict(wholes[0].get("usage") or {})
     if usage:
         usage["completion_tokens"] = sum(w["usage"]["completion_tokens"] for w in wholes)
+        usage["prompt_tokens"] = sum(w["usage"]["prompt_tokens"] for w in wholes[::n_choices])
         usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
     return {**wholes[0], "choices": choices, "usage": usage}

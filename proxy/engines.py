@@ -16,6 +16,7 @@ from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineSetupError, EngineStarting
 from policies.causes import Cause
+from policies.placement import SMALL_TAIL
 from proxy import fingerprint
 from proxy.config import Settings
 from proxy.engine import Engine
@@ -154,7 +155,9 @@ class Engines:
             known = before.get(report.id)
             if slot is None or known != (slot.n_tokens, slot.last_used) or not slot.is_idle or report.is_processing:
                 continue
-            if report.n_prompt_tokens != slot.n_tokens and (report.id_task >= 0 or not slot.was_restored):
+            real = report.n_prompt_tokens
+            differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
+            if differs and (report.id_task >= 0 or not slot.was_restored):
                 log.warning(
                     "slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=report.n_prompt_tokens
                 )

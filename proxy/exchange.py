@@ -10,8 +10,7 @@ from typing import Protocol
 import orjson
 import structlog
 
-from llamacpp.errors import EngineBroken, EngineError, EngineRefused, EngineUnreachable
-from llamacpp.errors import EngineStarting as EngineLoading
+from llamacpp.errors import EngineError, EngineUnreachable
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked, must_be_whole, streamed
 from policies.causes import Cause
@@ -20,11 +19,9 @@ from policies.types import Action, Match
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back
 from proxy.engine import Engine
+from proxy.engine_errors import answered, as_ours, too_long
 from proxy.errors import (
-    ContextExceeded,
-    EngineAnswered,
-    EngineFailed,
-    EngineStarting,
+    BadRequest,
     InternalError,
     PoolExceeded,
     ShuttingDown,
@@ -86,6 +83,8 @@ class Exchange:
             await self._fail(error)
         except EngineError as error:
             await self._fail(as_ours(error))
+        except orjson.JSONEncodeError as error:
+            await self._fail(BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply."))
         except Exception as error:
             log.error("exchange_failed", request=self.record.id, exc_info=error)
             await self._fail(
@@ -178,9 +177,10 @@ class Exchange:
         seconds = self.service.settings.max_wait_seconds
         try:
             grant = await engine.table.acquire(want, seconds)
-        except NeedsTokens:
+        except NeedsTokens as error:
             await self._render(engine, want)
-            grant = await engine.table.acquire(want, seconds)
+            left = max(0.0, seconds - (time.perf_counter() - began))
+            grant = await engine.table.acquire(want, left, place_in_line=error.place_in_line)
         self.clock.waited = time.perf_counter() - began
         if engine.table.waits > waits and self.clock.waited > 0:
             engine.metrics.waited(engine.name)
@@ -228,7 +228,7 @@ class Exchange:
 
         relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle)
         try:
-            await self._send(engine, slot, relay)
+            await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
             self.service.engines.suspect(engine)
             raise
@@ -238,10 +238,10 @@ class Exchange:
                 # Also when the engine is known to be lost (the slot is LEASED then): the lease is ours to give back.
                 self._abandon(engine, slot, want, found)
 
-    async def _send(self, engine: Engine, slot: Slot, relay: Relay) -> None:
+    async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
         whole = None if r.stream else must_be_whole(r.body, r.shapes)
-        body = {**(r.body if whole else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": not r.fresh}
+        body = {**(r.body if whole else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": may_reuse}
         self.clock.sent = time.perf_counter()
         async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
             if response.status_code != 200:
@@ -347,40 +347,3 @@ class Exchange:
 
 MISPREDICTED = 64
 """Tokens short of the prediction that make us ask whether the engine was restarted unseen."""
-
-
-def too_long(n_prompt: int, n_ctx: int) -> ContextExceeded:
-    """llama-server's own refusal (server-context.cpp, exceed_context_size_error), before anybody is evicted for it.
-
-    Its wording is kept: agents recognise it and compact (agents.md, "Reaction to errors").
-    """
-    return ContextExceeded(
-        f"request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
-        n_prompt_tokens=n_prompt,
-        n_ctx=n_ctx,
-    )
-
-
-def answered(status: int, body: bytes) -> SlotkeeperError:
-    """The engine's refusal, to be handed on with its status and its own fields."""
-    try:
-        found = orjson.loads(body)
-        raw = found.get("error") if isinstance(found, dict) else None
-    except orjson.JSONDecodeError:
-        raw = None
-    if not isinstance(raw, dict):
-        raw = {"message": f"The engine answered {status} without a reason.", "type": "server_error"}
-    return EngineAnswered(status, raw)
-
-
-def as_ours(error: EngineError) -> SlotkeeperError:
-    """An engine's failure as the client sees it."""
-    if isinstance(error, EngineRefused):
-        return answered(error.status, error.body)
-    if isinstance(error, EngineLoading):
-        return EngineStarting(error.message, retry_after=2)
-    if isinstance(error, EngineUnreachable):
-        return EngineFailed(f"The engine broke off: {error.message} Send the request again.", retry_after=2)
-    if isinstance(error, EngineBroken):
-        return EngineFailed(error.message)
-    return EngineFailed(f"The engine failed: {error.message} Send the request again.")

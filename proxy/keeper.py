@@ -72,6 +72,9 @@ class Keeper:
         if found is None:
             return
         slot = engine.table.slots[found]
+        await render_slot(engine, slot)
+        if not slot.is_idle:
+            return
         engine.table.lease(slot)
         try:
             snapshot = await save(engine, slot, "idle")
@@ -159,7 +162,11 @@ class Keeper:
         table = engine.table
         if table.capacity is None:
             return
-        runners = tuple(Growth(s.id, s.runner.order, _rate(s)) for s in table.runners() if s.runner)
+        runners = tuple(
+            Growth(s.id, s.runner.order, s.runner.n_prompt + s.runner.n_decoded, _rate(s))
+            for s in table.runners()
+            if s.runner
+        )
         idle = sorted((s for s in table.slots if s.is_idle and s.n_tokens), key=lambda s: s.last_used)
         gone, ended = relieve(table.used(), table.capacity, tuple((s.id, s.n_tokens) for s in idle), runners)
         for slot in (table.slots[number] for number in gone):
@@ -191,6 +198,8 @@ class Keeper:
             return
         for number in exit_order(self._idle(engine)):
             slot = engine.table.slots[number]
+            if not engine.files_rewind:
+                await render_slot(engine, slot)  # to know where its prompt ends
             if slot.is_idle:
                 engine.table.lease(slot)
                 try:

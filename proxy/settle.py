@@ -84,7 +84,8 @@ def after_answer(
             cache_n=timings.cache_n,
             predicted_cache_n=record.predicted_cache_n,
             same_tools=found.line is None or found.line.prompt.tools == line.prompt.tools,
-            lost=line.lost,
+            shared=found.held,
+            lost=stem.lost if stem is not None else line.lost,
             restored=record.placement in (Action.RESTORE, Action.FORK),
             can_rewind=engine.can_rewind,
         )
@@ -101,10 +102,14 @@ def after_answer(
 
 
 def _held(found: Found, stem: Line | None, timings: Timings) -> int:
-    """Tokens that an earlier prompt held: of a changed base, all of the earlier prompt's content counts."""
-    if found.match is Match.BASE and stem is not None:
+    """Tokens that an earlier prompt held; before a change of base or history all of its content counts."""
+    if found.match in (Match.BASE, Match.EDITED) and stem is not None:
         return min(stem.n_tokens, timings.cache_n + timings.prompt_n)
     return found.held
+
+
+CHECKPOINT_AT_LEAST = 8
+"""Processed tokens behind which a checkpoint lies: it is made 4 tokens before a prompt's end (llama-server.md)."""
 
 
 def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_guest: bool, now: float) -> None:
@@ -113,10 +118,15 @@ def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_g
     The last sampled token is never decoded (server-context.cpp, update_slots): it has no cell.
     """
     n_prompt = timings.cache_n + timings.prompt_n
+    if slot.line == line.id and slot.n_prompt is not None and slot.n_tokens > slot.n_prompt:
+        slot.replies_return = timings.cache_n >= slot.n_tokens
+    slot.boundary = n_prompt if timings.prompt_n >= CHECKPOINT_AT_LEAST else None
     slot.n_tokens = n_prompt + max(0, timings.predicted_n - 1)
     slot.tokens = tokens if tokens is not None else slot.tokens[: 4 * timings.cache_n]
     slot.is_rendered = tokens is not None or slot.body is None
     slot.saved, slot.rigid = min(slot.saved, timings.cache_n), min(slot.rigid, timings.cache_n)
     slot.tenant, slot.was_restored, slot.last_used = line.who.tenant, False, now
-    if not is_guest:
-        slot.line, slot.n_prompt = line.id, n_prompt
+    if is_guest:
+        slot.n_left = min(slot.n_owned, timings.cache_n)
+    else:
+        slot.line, slot.n_prompt, slot.n_left = line.id, n_prompt, None

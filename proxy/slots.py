@@ -62,6 +62,12 @@ class Slot:
     is_rendered: bool = True
     n_prompt: int | None = None
     """Tokens of the owner's newest prompt, the reply after it left out; None: of all that it holds."""
+    n_left: int | None = None
+    """Tokens that a guest left of the owner's content (it may have replaced the end of a reply); None: all."""
+    boundary: int | None = None
+    """Tokens up to which the engine can go back at once: the newest prompt's end, of which it keeps a checkpoint."""
+    replies_return: bool = False
+    """The line's last reply came back token for token."""
     saved: int = 0
     snapshot: str | None = None
     """Id of the snapshot that holds the first `saved` tokens."""
@@ -86,8 +92,9 @@ class Slot:
     def clear(self) -> None:
         """Its content is gone."""
         self.line = self.tenant = self.body = self.snapshot = None
-        self.is_rendered, self.n_prompt = True, None
+        self.is_rendered, self.n_prompt, self.boundary, self.replies_return = True, None, None, False
         self.n_tokens = self.saved = self.rigid = 0
+        self.n_left = None
         self.was_restored = False
         self.tokens = b""
 
@@ -95,6 +102,11 @@ class Slot:
     def is_idle(self) -> bool:
         """Free to lease."""
         return is_free_to_lease(self.state)
+
+    @property
+    def n_owned(self) -> int:
+        """Tokens that the owner finds again."""
+        return self.n_tokens if self.n_left is None else min(self.n_tokens, self.n_left)
 
     @property
     def claims(self) -> int:
@@ -131,6 +143,10 @@ MOST_TENANTS = 1024
 class NeedsTokens(Exception):
     """A prompt that was to continue in its line's slot cannot: it has to be rendered to be placed elsewhere."""
 
+    def __init__(self, place_in_line: int) -> None:
+        super().__init__()
+        self.place_in_line = place_in_line
+
 
 @dataclass(slots=True, eq=False)
 class Grant:
@@ -140,12 +156,6 @@ class Grant:
     target: Slot
     source: Slot | None
     victims: list[Slot]
-    runner: Runner
-
-    @property
-    def is_held(self) -> bool:
-        """The target has not been given back: its state still speaks of this request, not of the next one there."""
-        return self.target.runner is self.runner
 
 
 @dataclass(slots=True, eq=False)
@@ -242,13 +252,14 @@ class SlotTable:
 
     # --- taking and giving back -------------------------------------------------------------------------------------
 
-    async def acquire(self, want: Want, seconds: float) -> Grant:
+    async def acquire(self, want: Want, seconds: float, *, place_in_line: int | None = None) -> Grant:
         """Waits its turn for a placement and the leases it needs; raises Busy when the line is full, WaitedTooLong.
 
-        A cancelled wait leaves nothing behind, also when the grant came in the same moment.
+        `place_in_line`: where it stood before it had to be rendered (NeedsTokens). A cancelled wait leaves nothing
+        behind, also when the grant came in the same moment.
         """
         self._next += 1
-        waiter = _Waiter(self._next, want, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(place_in_line or self._next, want, asyncio.get_running_loop().create_future())
         self._waiters[waiter.key] = waiter
         try:
             self.pump()
@@ -283,7 +294,7 @@ class SlotTable:
                 continue
             if waiter.want.is_hot and decision.action is not Action.CONTINUE:
                 del self._waiters[key]
-                waiter.granted.set_exception(NeedsTokens())
+                waiter.granted.set_exception(NeedsTokens(key))
                 continue
             for earlier in passed:
                 earlier.bypassed += earlier.key < key
@@ -342,7 +353,7 @@ class SlotTable:
         if len(self._served) > MOST_TENANTS:
             del self._served[next(iter(self._served))]
         target.runner = Runner(self._next, want.n_prompt, want.reserve, want.stop, watch=self.watch)
-        return Grant(decision, target, source, victims, target.runner)
+        return Grant(decision, target, source, victims)
 
     def _give_up(self, waiter: _Waiter) -> None:
         self._waiters.pop(waiter.key, None)
@@ -356,8 +367,8 @@ class SlotTable:
 
 def _common(slot: Slot, want: Want, mine: bool) -> int:
     if want.tokens is None:
-        return slot.n_tokens if mine else 0
+        return slot.n_owned if mine else 0
     shared = common_prefix(slot.tokens, want.tokens)
     if mine and shared == n_tokens(slot.tokens):
-        return min(slot.n_tokens, n_tokens(want.tokens))
+        return min(slot.n_owned, n_tokens(want.tokens))
     return min(shared, slot.n_tokens)

@@ -111,7 +111,7 @@ class ModelDoor:
         from proxy.choices import run_choices
         from proxy.exchange import Exchange
 
-        if request.n_choices > 1:
+        if request.n_answers > 1:
             work = run_choices(self._service, request, out, record)
         else:
             work = Exchange(self._service, request, out, record).run()

@@ -14,8 +14,8 @@ from llamacpp.errors import EngineError
 from proxy.api.door import headers_of, read_body
 from proxy.api.read import parse
 from proxy.engine import Engine
+from proxy.engine_errors import answered, as_ours
 from proxy.errors import EngineFailed, Forbidden, NotFound, SlotkeeperError
-from proxy.exchange import answered, as_ours
 from proxy.service import Service, owner
 
 READABLE = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
 
-from llamacpp.wire import Kind
+from llamacpp.wire import Kind, is_one_prompt
 from policies.types import Prompt, digest
 from proxy.errors import BadRequest
 from proxy.lines import Identity
@@ -63,12 +63,18 @@ class ModelRequest:
     model: str | None
     max_tokens: int | None
     n_choices: int
+    n_prompts: int
     fresh: bool
 
     @property
     def shapes(self) -> Kind:
         """Whose shapes the answer has."""
         return "native" if self.door == "infill" else self.door
+
+    @property
+    def n_answers(self) -> int:
+        """Answers that are wanted: choices of each prompt."""
+        return self.n_choices * self.n_prompts
 
     @property
     def stream(self) -> bool:
@@ -109,7 +115,40 @@ def parse(raw: bytes) -> Json:
 
 def read(door: Door, path: str, raw: bytes, who: Identity) -> ModelRequest:
     """Raises BadRequest for what no engine could answer; everything else is the engine's to judge."""
-    body = parse(raw)
+    try:
+        return _request(door, path, parse(raw), who)
+    except orjson.JSONEncodeError as error:
+        raise BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply.") from None
+
+
+def one_by_one(request: ModelRequest) -> list[ModelRequest]:
+    """A request for several prompts and choices (`n`) as requests for one each, in the order of the answer's indices.
+
+    A fixed seed would make all choices alike; server-task.h, add_child, adds the child's number.
+    """
+    ones = []
+    for text in _prompts(request.body, request.door):
+        for choice in range(request.n_choices):
+            body = request.body if text is None else {**request.body, "prompt": text}
+            seed = body.get("seed")
+            if choice and isinstance(seed, int) and seed >= 0:
+                body = {**body, "seed": seed + choice}
+            ones.append(replace(_request(request.door, request.path, body, request.who), fresh=request.fresh))
+    return ones
+
+
+def _prompts(body: Json, door: Door) -> list[Any]:
+    """The prompts of a text request; [None] for one, whatever its shape (server-common.cpp, tokenize_input_prompts)."""
+    given = body.get("prompt")
+    if door not in ("completion", "native") or not isinstance(given, list) or is_one_prompt(given):
+        return [None]
+    return given if all(given) else [None]
+
+
+def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
+    n_choices, n_prompts = _choices(body), len(_prompts(body, door))
+    if n_choices * n_prompts > MOST_CHOICES:
+        raise BadRequest(f"{n_prompts} prompts with {n_choices} choices each are too many: {MOST_CHOICES} at most.")
     prompt, first_user = _chat_prompt(body) if door == "chat" else _text_prompt(body, door)
     return ModelRequest(
         door=door,
@@ -119,7 +158,8 @@ def read(door: Door, path: str, raw: bytes, who: Identity) -> ModelRequest:
         first_user=first_user,
         model=_model(body),
         max_tokens=_max_tokens(body),
-        n_choices=_choices(body),
+        n_choices=n_choices,
+        n_prompts=n_prompts,
         fresh=body.get("cache_prompt") is False,
         body={key: value for key, value in body.items() if key not in OURS},
     )
@@ -167,8 +207,9 @@ def _text_prompt(body: Json, door: Door) -> tuple[Prompt, bytes]:
         text = orjson.dumps(
             [body.get(name) for name in ("input_extra", "input_prefix", "input_suffix", "prompt")]
         ).decode()
-    blocks = [text[i : i + TEXT_BLOCK].encode("utf-8", "surrogatepass") for i in range(0, len(text), TEXT_BLOCK)]
-    whole = [b for b in blocks if len(b) >= TEXT_BLOCK] or blocks[:1] or [b""]
+    ends = range(TEXT_BLOCK, len(text) + 1, TEXT_BLOCK)
+    whole = [text[end - TEXT_BLOCK : end].encode("utf-8", "surrogatepass") for end in ends]
+    whole = whole or [text.encode("utf-8", "surrogatepass")]
     nothing = digest()
     params = digest(orjson.dumps([door, body.get("lora")]))
     chain, last = [], digest(params)

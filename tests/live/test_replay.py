@@ -67,7 +67,6 @@ async def test_two_sessions_in_a_pool_too_small_for_both(run: Any) -> None:
 
 @pytest.mark.parametrize("model", ["swa", "hybrid"])
 async def test_files_that_cannot_be_cut_back(run: Any, model: str) -> None:
-    """Reusable are whole files only. A reply whose text tokenises otherwise costs its line, once after the restart,
-    what lies behind the base: 727 tokens here, where llama-server alone computes all 10,180 again."""
+    """Reusable are whole files only: `bound` is the least. A file ends where the next prompt is sure to agree."""
     result = await run(model, ["opencode-run1"], restart=True)
-    assert result["bound_efficiency"] >= 0.95, result
+    assert result["bound_efficiency"] >= WELL, result

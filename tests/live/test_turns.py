@@ -47,3 +47,18 @@ async def test_conversation_survives_restart(proxy_server: StartProxy) -> None:
     talk.proxy = await proxy_server(*FLAGS, model="dense", engine_flags=CHATML)
     third = await talk.say("three")
     assert third.cache_n == second.n_prompt + N_GENERATED - 1, talk.proxy.said()
+
+
+@pytest.mark.parametrize("model", ["dense", "swa", "hybrid"])
+async def test_reply_that_comes_back_otherwise(proxy_server: StartProxy, model: str) -> None:
+    """A client spells the reply in its own way; after a restart everything before it is still there."""
+    proxy = await proxy_server(*FLAGS, model=model, engine_flags=CHATML)
+    talk = Conversation(proxy, foxes(300))
+    await talk.say("one")
+    talk.messages[-1]["content"] = "As I said."
+    second = await talk.say("two")
+    talk.messages[-1]["content"] = "As I said."
+    assert await proxy.stop() == 0, proxy.said()
+    talk.proxy = await proxy_server(*FLAGS, model=model, engine_flags=CHATML)
+    third = await talk.say("three")
+    assert third.cache_n == second.n_prompt, (third, talk.proxy.said())

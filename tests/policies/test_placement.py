@@ -11,35 +11,39 @@ from policies.placement import GUEST_AT_MOST, SAVE_AT_LEAST, SMALL_TAIL, WAIT_WO
 from policies.types import Abilities, Action, Place, Question, SlotFacts, SnapshotFacts
 
 IN_PLACE = (Action.CONTINUE, Action.GUEST)
-SIZES = st.one_of(st.integers(0, 40), st.integers(0, 400), st.integers(0, 9000))
+SIZES = st.one_of(st.sampled_from([0, SMALL_TAIL, SAVE_AT_LEAST, 300, 800, 2000, 5000, 9000]), st.integers(0, 1000))
+OFTEN = st.sampled_from([True, True, True, False])
+SELDOM = OFTEN.map(lambda often: not often)
 ABILITIES = st.builds(
     Abilities,
-    save=st.booleans(),
-    restore=st.booleans(),
-    rewind=st.booleans(),
-    save_cost=st.sampled_from([0.0, 0.05, 0.9, 3.0]),
-    restore_cost=st.sampled_from([0.0, 0.02, 2.0]),
+    save=OFTEN,
+    restore=OFTEN,
+    rewind=OFTEN,
+    rewind_files=OFTEN,
+    save_cost=st.sampled_from([0.05, 0.0, 0.9, 3.0]),
+    restore_cost=st.sampled_from([0.02, 0.0, 2.0]),
 )
 
 
 @st.composite
 def slots(draw: st.DrawFn, number: int, n_prompt: int) -> SlotFacts:
-    """One slot that can be: what is foreign shares nothing that we may use."""
+    """One slot that can be. What is foreign may share tokens, too: they must not matter."""
     tokens = draw(st.one_of(st.just(0), SIZES))
-    foreign = tokens > 0 and draw(st.booleans())
-    shared = st.one_of(st.just(tokens), st.integers(0, tokens))
-    idle = draw(st.booleans()) or draw(st.booleans())
+    foreign = tokens > 0 and draw(SELDOM)
+    part = st.one_of(st.just(tokens), st.integers(0, tokens))
+    idle = draw(OFTEN) or draw(OFTEN)
     return SlotFacts(
         id=number,
         tokens=tokens,
-        common=0 if foreign else min(draw(shared), n_prompt),
+        common=min(draw(part), n_prompt),
         idle=idle,
-        family=not foreign and tokens > 0 and draw(st.booleans()),
+        family=not foreign and tokens > 0 and draw(SELDOM),
         foreign=foreign,
-        saved=draw(shared),
+        saved=draw(st.just(0) | part),
         last_used=float(draw(st.integers(0, 3))),
         settling=not idle and draw(st.booleans()),
-        prompt=draw(st.none() | st.integers(0, tokens)),
+        prompt=draw(st.none() | part),
+        rigid=draw(st.just(0) | st.just(0) | part),
     )
 
 
@@ -52,8 +56,8 @@ def questions(draw: st.DrawFn, own_idle: bool | None = None, new: bool = False) 
     """
     n_prompt = draw(SIZES) + 1
     table = [draw(slots(i, n_prompt)) for i in range(draw(st.integers(1, 5)))]
-    ours = [s.id for s in table if not s.foreign and s.tokens]
-    own = None if new else draw(st.sampled_from([None, *ours]))
+    ours = [s.id for s in table if not s.foreign and s.tokens and draw(SELDOM)]
+    own = ours[0] if ours and not new else None
     if own_idle is not None:
         own = len(table)
         tokens = draw(SIZES) + 1
@@ -83,7 +87,7 @@ def questions(draw: st.DrawFn, own_idle: bool | None = None, new: bool = False) 
         reserved=reserved,
         capacity=None if room is None else max(1, reserved + room),
         abilities=draw(ABILITIES),
-        fresh=own_idle is None and draw(st.booleans()) and draw(st.booleans()),
+        fresh=own_idle is None and draw(SELDOM),
         extends=own is not None,
     )
 
@@ -143,6 +147,7 @@ def test_no_token_of_another_tenant_is_reused(q: Question) -> None:
 
 @given(questions())
 def test_a_file_is_loaded_only_into_an_empty_slot(q: Question) -> None:
+    q = replace(q, slots=tuple(s for s in q.slots if not s.is_empty) or q.slots)
     p, target = placed(q)
     if p.action in (Action.FORK, Action.RESTORE):
         assert p.erase_first == (not target.is_empty)
@@ -189,10 +194,25 @@ def test_where_memory_cannot_be_rewound_only_whole_contents_are_reused(q: Questi
     assert p.action is not Action.GUEST
     if p.action is Action.CONTINUE:
         assert target.mine or target.common == target.tokens
+    assert_files_are_whole(q, p)
+
+
+def assert_files_are_whole(q: Question, p: Place) -> None:
+    """Whatever is loaded from a file is a prefix of the prompt to its last token."""
     if p.source is not None:
         assert slot_of(q, p.source).common == slot_of(q, p.source).tokens
     if p.snapshot is not None:
         assert all(s.common == s.tokens for s in q.snapshots if s.id == p.snapshot)
+
+
+@given(questions())
+def test_where_files_cannot_be_rewound_they_are_reused_whole(q: Question) -> None:
+    """Nor is a slot cut back into what a file brought."""
+    q = replace(q, abilities=replace(q.abilities, rewind_files=False))
+    p, target = placed(q)
+    if p.action in IN_PLACE and not target.mine:
+        assert target.common >= target.rigid
+    assert_files_are_whole(q, p)
 
 
 @given(questions())
@@ -248,7 +268,7 @@ def test_what_is_worth_a_file_is_saved_before_it_is_lost(q: Question) -> None:
     p, target = placed(q)
     assert all(e.save == is_worth_saving(q, slot_of(q, e.slot)) for e in p.evictions)
     own_end = p.action is Action.CONTINUE and target.mine
-    kept = target.common if p.action in IN_PLACE and q.abilities.rewind else 0
+    kept = target.common if p.action in IN_PLACE and q.abilities.rewind and target.common >= target.rigid else 0
     if not own_end and target.tokens - kept > SMALL_TAIL:
         assert p.save_first == is_worth_saving(q, target)
 

@@ -64,6 +64,12 @@ def test_the_slot_whose_loss_costs_least_is_given_up() -> None:
     assert go(Question(900, 100, (unsaved, saved))).slot == 1
 
 
+def test_without_an_empty_slot_only_the_price_counts() -> None:
+    """An abandoned branch of 9,000 tokens is worth more than a stranger's 100."""
+    branch, stranger = SlotFacts(0, 9000, family=True, last_used=1.0), SlotFacts(1, 100, last_used=2.0)
+    assert go(Question(900, 100, (branch, stranger), abilities=NO_FILES)).slot == 1
+
+
 # --- the own line ---
 
 OWN = SlotFacts(2, tokens=5000, common=5000, mine=True, family=True)
@@ -92,6 +98,8 @@ def test_an_edited_conversation_on_hybrid_memory_starts_again_elsewhere() -> Non
 def test_a_line_whose_slot_is_busy_waits_when_much_is_at_stake() -> None:
     busy = replace(OWN, idle=False)
     assert place(Question(5100, 100, (SlotFacts(1, 0), busy), extends=True)) == Wait("the slot of its line is busy")
+    just = replace(busy, tokens=WAIT_WORTH, common=WAIT_WORTH)
+    assert isinstance(place(Question(5100, 100, (SlotFacts(1, 0), just), extends=True)), Wait)
     little = replace(busy, tokens=WAIT_WORTH - 1, common=WAIT_WORTH - 1)
     assert go(Question(5100, 100, (SlotFacts(1, 0), little), extends=True)).action is Action.COLD
     snapshot = SnapshotFacts("s", 4900, 4900)
@@ -140,6 +148,17 @@ def test_who_extends_the_only_slot_of_hybrid_memory_takes_it_over() -> None:
     assert (p.action, p.slot, p.predicted_cache_n, p.save_first) == (Action.CONTINUE, 0, 800, True)
 
 
+def test_a_window_that_came_from_a_file_is_not_cut_back() -> None:
+    """--swa-full: a slot's own tokens can be cut off at will, those that a file brought only as a whole."""
+    window = Abilities(rewind_files=False)
+    q = Question(850, 50, (replace(SIDE, common=700, rigid=700), *EMPTY), abilities=window)
+    assert go(q).action is Action.GUEST
+    q = replace(q, slots=(replace(SIDE, common=700, rigid=701), *EMPTY))
+    assert (go(q).action, go(q).slot) == (Action.COLD, 1)
+    assert go(replace(q, snapshots=(SnapshotFacts("s", 800, 700),))).action is Action.COLD
+    assert go(replace(q, snapshots=(SnapshotFacts("s", 700, 700),))).action is Action.RESTORE
+
+
 # --- tenants ---
 
 
@@ -148,6 +167,16 @@ def test_another_tenants_slot_is_saved_and_erased_before_it_is_used() -> None:
     p = go(Question(900, 100, (foreign,)))
     assert (p.action, p.predicted_cache_n, p.save_first, p.erase_first) == (Action.COLD, 0, True, True)
     assert go(Question(900, 100, (foreign, *EMPTY))).slot == 1
+
+
+def test_what_another_tenants_slot_shares_does_not_count() -> None:
+    """Not in place, not as a copy, not as a place for a guest, however much it is and however little it holds."""
+    foreign = SlotFacts(0, 800, common=800, foreign=True)
+    p = go(Question(850, 50, (foreign,)))
+    assert (p.action, p.predicted_cache_n, p.erase_first) == (Action.COLD, 0, True)
+    p = go(Question(850, 50, (foreign, *EMPTY)))
+    assert (p.action, p.slot, p.source) == (Action.COLD, 1, None)
+    assert go(Question(850, 50, (SlotFacts(0, 10, common=10, foreign=True), *EMPTY))).slot == 1
 
 
 # --- the pool ---
@@ -189,6 +218,39 @@ def test_a_snapshot_longer_than_the_prompt_needs_room_for_all_of_it() -> None:
     q = Question(1100, 100, (neighbour, SlotFacts(1, 0)), (snapshot,), capacity=10_000)
     assert go(q).action is Action.RESTORE
     assert go(replace(q, capacity=8999)).action is Action.COLD
+
+
+def test_the_source_of_a_copy_is_not_evicted_for_it() -> None:
+    """Three times 3,000 do not fit: who lies beside goes, the source stays until it was copied."""
+    source, beside = SlotFacts(0, 3000, common=3000, prompt=3000), SlotFacts(1, 3000, saved=3000)
+    q = Question(3100, 3000, (source, beside, SlotFacts(2, 0)), capacity=9200)
+    p = go(q)
+    assert (p.action, p.source, p.slot, p.evictions) == (Action.FORK, 0, 2, (Eviction(1, save=False),))
+
+
+def test_a_loaded_file_replaces_what_the_slot_held() -> None:
+    """Another line's 900 saved tokens are erased first, or they would be taken for the prompt's."""
+    p = go(Question(900, 10, (SlotFacts(0, 900, saved=900),), (SnapshotFacts("s", 800, 800),)))
+    assert (p.action, p.slot, p.erase_first, p.save_first) == (Action.RESTORE, 0, True, False)
+
+
+def test_no_copy_without_saving() -> None:
+    assert go(Question(900, 100, (A, *EMPTY), abilities=Abilities(save=False))).action is Action.COLD
+
+
+def test_what_has_to_go_for_a_file_is_part_of_its_price() -> None:
+    """Loading spares 400 tokens, but a neighbour would have to be saved (300) and loaded again (120) for it."""
+    q = Question(500, 100, (SlotFacts(0, 6000, last_used=1.0), SlotFacts(1, 0)), (SnapshotFacts("s", 3000, 400),))
+    assert go(replace(q, capacity=9000)).action is Action.RESTORE
+    assert go(replace(q, capacity=8999)).action is Action.COLD
+
+
+def test_of_two_alike_the_lower_slot_goes_first() -> None:
+    """In whatever order they are told."""
+    two = (SlotFacts(1, 500, last_used=1.0), SlotFacts(2, 500, last_used=1.0))
+    for told in (two, two[::-1]):
+        q = Question(900, 0, (SlotFacts(0, 0), *told), capacity=1500, abilities=NO_FILES)
+        assert go(q).evictions == (Eviction(1, save=False),)
 
 
 def test_all_slots_busy() -> None:

@@ -29,9 +29,9 @@ SLOTS = st.lists(
     ),
     max_size=6,
 ).map(lambda found: tuple(IdleSlot(i, *facts) for i, facts in enumerate(found)))
-RUNNERS = st.lists(st.floats(0, 200), max_size=4).flatmap(
-    lambda rates: st.permutations(range(len(rates))).map(
-        lambda orders: tuple(Growth(slot, n, rate) for slot, (n, rate) in enumerate(zip(orders, rates, strict=True)))
+RUNNERS = st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 200)), max_size=4).flatmap(
+    lambda found: st.permutations(range(len(found))).map(
+        lambda orders: tuple(Growth(slot, n, *facts) for slot, (n, facts) in enumerate(zip(orders, found, strict=True)))
     )
 )
 IDLE = st.lists(st.integers(1, 500), max_size=4).map(lambda sizes: tuple((10 + i, n) for i, n in enumerate(sizes)))
@@ -58,27 +58,35 @@ def test_idle_slots_go_first_and_no_more_than_needed(
     if len(evicted) < len(idle):
         assert free + freed >= wanted(runners)
     if ended is not None:
-        assert len(evicted) == len(idle)
-        assert free + freed < wanted(runners)
+        assert capacity - sum(r.cells for r in runners) - sum(sizes.values()) + freed < wanted(runners)
 
 
 @given(st.integers(0, 4000), st.integers(1, 4000), IDLE, RUNNERS)
 def test_the_older_runner_never_ends(
     used: int, capacity: int, idle: tuple[tuple[int, int], ...], runners: tuple[Growth, ...]
 ) -> None:
-    """Only the youngest of at least two ends, and only when evicting all idle slots was not enough."""
-    _, ended = relieve(used, capacity, idle, runners)
-    short = capacity - used + sum(n for _, n in idle) < wanted(runners)
+    """Only the youngest of at least two ends, and only when what is really taken leaves no room to grow."""
+    evicted, ended = relieve(used, capacity, idle, runners)
+    kept = sum(n for slot, n in idle if slot not in evicted)
+    short = capacity - kept - sum(r.cells for r in runners) < wanted(runners)
     youngest = max(runners, key=lambda r: r.order).slot if runners else None
     assert ended == (youngest if short and len(runners) > 1 else None)
 
 
 def test_a_pool_with_room_for_the_margin_is_left_alone() -> None:
     """Two runners of 30 tokens a second: 64 cells and what both add while one is being ended."""
-    runners = (Growth(0, 1, 30.0), Growth(1, 2, 30.0))
+    runners = (Growth(0, 1, 438, 30.0), Growth(1, 2, 388, 30.0))
     assert relieve(1000 - 124, 1000, ((2, 50),), runners) == ([], None)
     assert relieve(1000 - 123, 1000, ((2, 50),), runners) == ([2], None)
-    assert relieve(1000 - 123, 1000, (), runners) == ([], 1)
+    assert relieve(1000 - 124, 1000, ((2, 51),), runners) == ([], 1)
+    assert relieve(1000, 1000, (), (replace(runners[0], cells=489), runners[1])) == ([], 1)
+
+
+def test_promises_alone_end_nobody() -> None:
+    """A pool that reserves fill to the brim evicts idle slots; runners end by what they really hold."""
+    runners = (Growth(0, 1, 100, 10.0), Growth(1, 2, 100, 10.0))
+    assert relieve(1000, 1000, ((2, 300),), runners) == ([2], None)
+    assert relieve(1000, 1000, (), runners) == ([], None)
 
 
 # --- idle saves ---

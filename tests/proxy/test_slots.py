@@ -3,61 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from policies.queue import MAX_BYPASSED
 from policies.slot_state import IllegalStep, SlotEvent, SlotState
-from policies.types import Abilities, Action, Match, Prompt, SnapshotFacts, digest
+from policies.types import SnapshotFacts
 from proxy.errors import Busy, EngineStarting, WaitedTooLong
-from proxy.lines import Identity, Line
-from proxy.slots import MOST_TENANTS, Grant, NeedsTokens, Slot, SlotTable, Want
-
-LONG = 1000.0
-"""Seconds that no test waits."""
-
-
-def packed(*tokens: int) -> bytes:
-    """Packed little-endian int32."""
-    return b"".join(t.to_bytes(4, "little") for t in tokens)
-
-
-def line_of(name: str, tenant: str = "local") -> Line:
-    """A line of that id."""
-    return Line(name, Identity(tenant), Prompt(b"", b"", b"", (), ()), b"")
-
-
-def want(name: str = "a", n: int = 100, reserve: int = 10, tenant: str = "local", **fields: object) -> Want:
-    """A new conversation that shares nothing with any other."""
-    tokens = packed(*(int.from_bytes(digest(name.encode())[:2], "little") * 1000 + i for i in range(n)))
-    made = Want(line_of(name, tenant), Match.NEW, n, reserve, lambda: None, tokens=tokens)
-    for field, value in fields.items():
-        setattr(made, field, value)
-    return made
-
-
-def table(n_slots: int = 2, capacity: int | None = None, **fields: object) -> SlotTable:
-    """Of an engine without slot files, unless said otherwise."""
-    made = SlotTable(n_slots, capacity, Abilities(save=False, restore=False), clock=lambda: 0.0)
-    for field, value in fields.items():
-        setattr(made, field, value)
-    return made
-
-
-def answered(t: SlotTable, grant: Grant, w: Want, n_more: int = 0) -> None:
-    """The request was answered with `n_more` tokens: its slot holds it, and is given back."""
-    slot = grant.target
-    slot.line, slot.tenant, slot.tokens = w.line.id, w.tenant, w.tokens or slot.tokens
-    slot.n_tokens = w.n_prompt + n_more
-    t.release(slot)
-
-
-async def turn(n: int = 5) -> None:
-    """Lets every task run on as far as it can."""
-    for _ in range(n):
-        await asyncio.sleep(0)
-
+from proxy.slots import MOST_TENANTS
+from tests.fakes.wants import LONG, answered, table, turn, want
 
 # --- leases ---
 
@@ -91,22 +45,6 @@ async def test_a_slot_at_work_cannot_be_given_back() -> None:
     with pytest.raises(IllegalStep):
         t.release(grant.target)
     assert (grant.target.state, grant.target.claims) == (SlotState.BUSY, 110)
-
-
-async def test_a_grant_knows_whether_its_slot_is_still_its_own() -> None:
-    """After the release the slot may be anybody's; its state then speaks of somebody else."""
-    t = table(1)
-    first = want("a")
-    mine = await t.acquire(first, LONG)
-    assert mine.is_held
-    waiting = asyncio.create_task(t.acquire(want("b"), LONG))
-    await turn()
-    answered(t, mine, first)
-    theirs = await waiting
-    theirs.target.apply(SlotEvent.SEND)
-    assert theirs.target is mine.target
-    assert not mine.is_held
-    assert theirs.is_held
 
 
 async def test_an_empty_slot_remembers_nothing() -> None:
@@ -223,11 +161,26 @@ async def test_who_waits_is_told_when_the_engine_is_gone() -> None:
     await turn()
     t.lose_all()
     t.refuse_waiting(EngineStarting("The engine stopped."))
+    assert t.n_waiting == 0
     with pytest.raises(EngineStarting):
         await waiting
     assert t.n_waiting == 0
     t.release(grant.target)
     assert grant.target.state is SlotState.EMPTY
+
+
+async def test_a_dead_engine_leaves_leases_with_their_holders() -> None:
+    """Whatever they were doing: what ran is over, what is in doubt stays so until it is given back."""
+    t = table(3)
+    leased, busy, left = [await t.acquire(want(name), LONG) for name in "abc"]
+    busy.target.apply(SlotEvent.SEND)
+    left.target.apply(SlotEvent.CANCELLED)
+    t.lose_all()
+    states = [g.target.state for g in (leased, busy, left)]
+    assert states == [SlotState.LEASED, SlotState.LEASED, SlotState.UNKNOWN]
+    for grant in (leased, busy, left):
+        t.release(grant.target)
+    assert {s.state for s in t.slots} == {SlotState.EMPTY}
 
 
 # --- order ---
@@ -282,99 +235,3 @@ async def test_the_memory_of_turns_is_bounded() -> None:
     assert len(t._served) == MOST_TENANTS
     assert "t2" not in t._served
     assert "t3" in t._served
-
-
-# --- what placement is told ---
-
-
-async def put(t: SlotTable, slot: int, w: Want, n_more: int = 0) -> Slot:
-    """A line lies in that slot, idle."""
-    for other in t.slots[:slot]:
-        t.lease(other)
-    grant = await t.acquire(w, LONG)
-    assert grant.target.id == slot
-    answered(t, grant, w, n_more)
-    for other in t.slots[:slot]:
-        t.release(other)
-    return grant.target
-
-
-async def test_tokens_are_compared_within_a_tenant_only() -> None:
-    t = table(2)
-    await put(t, 0, want("a"))
-    same = replace(want("b"), tokens=want("a").tokens)
-    assert (t.question(same).slots[0].common, t.question(same).slots[0].foreign) == (100, False)
-    theirs = replace(same, line=line_of("b", "other"))
-    assert (t.question(theirs).slots[0].common, t.question(theirs).slots[0].foreign) == (0, True)
-
-
-async def test_content_that_we_did_not_put_there_is_nobodys() -> None:
-    """The engine says that a slot holds something else: its line lost it, and it is erased before it is used."""
-    t = table(1)
-    slot = await put(t, 0, want("a"))
-    assert t.correct(slot, 70) == ["a"]
-    assert (slot.line, slot.tokens, slot.n_tokens, slot.state) == (None, b"", 70, SlotState.IDLE)
-    grant = await t.acquire(want("a"), LONG)
-    assert (grant.place.action, grant.place.erase_first) == (Action.COLD, True)
-
-
-async def test_a_slot_that_is_in_use_is_not_corrected() -> None:
-    t = table(1)
-    grant = await t.acquire(want("a"), LONG)
-    with pytest.raises(IllegalStep):
-        t.correct(grant.target, 0)
-    assert grant.target.state is SlotState.LEASED
-
-
-async def test_an_unloaded_model_takes_idle_slots_only() -> None:
-    t = table(3)
-    await put(t, 0, want("a"))
-    grant = await t.acquire(want("b"), LONG)
-    grant.target.n_tokens = 5
-    assert t.lose_idle() == ["a"]
-    assert [s.n_tokens for s in t.slots] == [0, 5, 0]
-
-
-async def test_a_snapshot_counts_only_while_it_exists() -> None:
-    t = table(1)
-    slot = await put(t, 0, want("a"))
-    slot.saved, slot.snapshot = 60, "s"
-    assert t.saved_of(slot) == 60
-    t.is_kept = lambda _: False
-    assert t.saved_of(slot) == 0
-    slot.line = None
-    assert t.saved_of(slot) == slot.n_tokens
-
-
-async def test_an_unrendered_prompt_continues_or_asks_for_its_tokens() -> None:
-    t = table(2)
-    w = want("a")
-    slot = await put(t, 0, w, n_more=7)
-    hot = Want(w.line, Match.EXTENDS, 130, 10, w.stop, is_hot=True)
-    grant = await t.acquire(hot, LONG)
-    assert (grant.place.action, grant.target, grant.place.predicted_cache_n) == (Action.CONTINUE, slot, 107)
-    answered(t, grant, hot)
-    t.correct(slot, 0)
-    with pytest.raises(NeedsTokens):
-        await t.acquire(hot, LONG)
-    assert (t.n_waiting, t.runners()) == (0, [])
-
-
-async def test_a_line_is_held_by_the_slot_with_most_of_it() -> None:
-    t = table(2)
-    await put(t, 0, want("a"))
-    more = await put(t, 1, want("a"), n_more=5)
-    assert t.holding("a") is more
-    assert t.holding("b") is None
-
-
-async def test_a_runner_that_outgrows_its_reserve_is_watched() -> None:
-    seen: list[int] = []
-    t = table(1, watch=lambda: seen.append(1))
-    grant = await t.acquire(want(reserve=2), LONG)
-    runner = grant.runner
-    for n in range(1, 5):
-        runner.n_decoded = n
-        runner.grew()
-    assert len(seen) == 2
-    assert grant.target.claims == 104

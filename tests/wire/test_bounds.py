@@ -166,3 +166,12 @@ async def test_the_line_is_fair(serve: Serve, tmp_path: Path) -> None:
             assert {answer.status_code for answer in await asyncio.gather(*sent)} == {200}
         order = [r.body["messages"][0]["content"] for r in fake.model_requests]
         assert order.index("b") == 1
+
+
+@pytest.mark.parametrize("field", ["tools", "other"])
+async def test_nesting_too_deep_to_be_written_again(field: str, wire: Wire) -> None:
+    """JSON that can be read but not written is the client's mistake, wherever it stands."""
+    raw = b'{"messages":[{"role":"user","content":"x"}],"' + field.encode() + b'":' + b"[" * 400 + b"]" * 400 + b"}"
+    answer = await wire.http.post(CHAT, content=raw)
+    assert (answer.status_code, answer.json()["source"]) == (400, "slotkeeper")
+    assert "deeply" in answer.json()["error"]["message"]
