@@ -52,6 +52,11 @@ class TemplateFacts:
     late_in_place: bool = True
     leading_in_place: bool = True
 
+    @property
+    def takes_anything(self) -> bool:
+        """No message has to move for it to render."""
+        return self.late_system and self.several_leading and not self.must_alternate
+
 
 async def probe_template(client: Template) -> TemplateFacts:
     """Ask the engine about its template: at most eleven short calls of /apply-template, which may wake a sleeping one.

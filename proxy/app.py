@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy import __version__, errors
-from proxy.api.door import ModelDoor
+from proxy.api.count import Counting
+from proxy.api.door import ERROR_BODIES, ModelDoor, dialect_of
 from proxy.api.guard import Guard
 from proxy.api.ops import Ops, control_app
 from proxy.api.passthrough import ADMIN, EMBEDDING, READABLE, Passthrough
@@ -37,9 +38,16 @@ MODEL_DOORS = {
     "/completions": "native",
     "/completion": "native",
     "/infill": "infill",
+    "/v1/messages": "messages",
+    "/messages": "messages",
+    "/v1/responses": "responses",
+    "/responses": "responses",
 }
 """llama-server's routes for model requests that take a slot (tools/server/server.cpp; `/completions` is its old name of
 `/completion`)."""
+
+
+COUNT_DOORS = ("/v1/messages/count_tokens", "/messages/count_tokens")
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -111,6 +119,7 @@ def _mount(app: FastAPI, service: Service) -> None:
     """Routes, the most used first; the guard around all of them."""
     through, ops = Passthrough(service), Ops(service)
     routes = [Route(path, ModelDoor(service, door, path), methods=["POST"]) for path, door in MODEL_DOORS.items()]  # type: ignore[arg-type]
+    routes += [Route(path, Counting(service).messages, methods=["POST"]) for path in COUNT_DOORS]
     routes += [
         Route("/healthz", ops.healthz),
         Route("/readyz", ops.readyz),
@@ -133,6 +142,7 @@ def _mount(app: FastAPI, service: Service) -> None:
     app.state.service, app.state.control = service, control_app(service)
 
 
-async def _answer(_: Request, error: Exception) -> Response:
+async def _answer(request: Request, error: Exception) -> Response:
     found = error if isinstance(error, SlotkeeperError) else errors.InternalError(str(error))
-    return Response(errors.body(found), found.status, dict(found.headers), "application/json")
+    body = ERROR_BODIES.get(dialect_of(request.url.path), errors.body)(found)
+    return Response(body, found.status, dict(found.headers), "application/json")

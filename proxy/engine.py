@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from llamacpp.capabilities import TemplateFacts
 from llamacpp.client import LlamaClient
 from llamacpp.errors import EngineError
 from llamacpp.render import Rendered, Renderer
@@ -88,6 +89,7 @@ class Engine:
     speculative: bool = False
     has_slots_endpoint: bool = True
     props: Props | None = None
+    template: TemplateFacts | None = None
     n_requests: int = 0
     """Requests that it was picked for and that are not over."""
     costs: Costs = field(default_factory=Costs)

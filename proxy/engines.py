@@ -12,6 +12,7 @@ import structlog
 
 from llamacpp import engines as children
 from llamacpp import gguf, memory
+from llamacpp.capabilities import TemplateFacts, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineSetupError, EngineStarting
@@ -81,6 +82,11 @@ class Engines:
         ready = [e for e in named if e.ready] or named
         held = {e.name: slot.n_tokens for e in ready if line and (slot := e.table.holding(line)) is not None}
         return min(ready, key=lambda e: (-held.get(e.name, 0), e.n_requests, e.name))
+
+    @property
+    def template(self) -> TemplateFacts | None:
+        """What the chat template of the first engine that answers takes; None while nothing is known."""
+        return next((e.template for e in self.all if e.template is not None), None)
 
     def is_ready(self) -> bool:
         """At least one can be asked."""
@@ -256,6 +262,7 @@ class Engines:
         """A new instance answers: what is it, and by which fingerprint are its files known?"""
         slots = await engine.client.slots() if has_slots else []
         engine.adopt(await engine.client.props(), slots)
+        engine.template = await _probe(engine)
         await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
         engine.table.watch = lambda: self.on_pressure(engine)
         engine.up()
@@ -316,6 +323,15 @@ class Engines:
         for sentence in engine.missing:
             log.warning("engine_lacks", engine=engine.name, what=sentence)
         log.info("engine_attached", engine=engine.name, url=spec.url, model=engine.model, n_ctx=engine.n_ctx)
+
+
+async def _probe(engine: Engine) -> TemplateFacts | None:
+    """What its template takes; None where that cannot be asked (no template, an embedding model)."""
+    try:
+        return await probe_template(engine.client)
+    except EngineError as error:
+        log.info("template_unknown", engine=engine.name, error=str(error))
+        return None
 
 
 def names_of(engine: Engine) -> set[str]:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import orjson
 
 _UNAVAILABLE = 503
-Dialect = Literal["chat", "completion", "native"]
+Dialect = Literal["chat", "completion", "native", "messages", "responses"]
 Outcome = Literal["ok", "client_left", "engine_error", "refused", "overflow", "timeout"]
 
 
@@ -211,21 +211,20 @@ class ShuttingDown(Unavailable):
     code = "shutting_down"
 
 
-def body(error: SlotkeeperError, dialect: Dialect = "chat") -> bytes:
-    """The JSON body of an error in the client's dialect.
+def body(error: SlotkeeperError) -> bytes:
+    """The JSON body of an error in OpenAI's shape; llama-server's native doors use the same object, and so does whoever
+    asks for none of the model doors.
 
-    All three dialects of this version share OpenAI's shape; llama-server's native doors use the same object.
     `source` stands beside the error, as the contract says, and inside it too: the OpenAI SDKs hand their users only the
     inner object.
     """
-    del dialect
     inner = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
     return orjson.dumps({"error": inner | {"source": error.source} | error.details(), "source": error.source})
 
 
-def event(error: SlotkeeperError, dialect: Dialect = "chat") -> bytes:
+def event(error: SlotkeeperError) -> bytes:
     """The same as one server-sent event, for a stream whose status line is already sent; llama-server's own spelling.
 
     No [DONE] follows: an SDK must not take a broken answer for a whole one.
     """
-    return b"data: " + body(error, dialect) + b"\n\n"
+    return b"data: " + body(error) + b"\n\n"

@@ -226,7 +226,7 @@ class Exchange:
             slot.apply(SlotEvent.ANSWERED)
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
 
-        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle)
+        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle, r.writer)
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
@@ -242,6 +242,11 @@ class Exchange:
         r = self.request
         whole = None if r.stream else must_be_whole(r.body, r.shapes)
         body = {**(r.body if whole else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": may_reuse}
+        if r.writer is not None and not whole:
+            options = body.get("stream_options")
+            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+            if "echo" not in r.body:
+                body.pop("echo", None)  # other dialects do not repeat the beginning of an answer that they were given
         self.clock.sent = time.perf_counter()
         async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
             if response.status_code != 200:
@@ -322,7 +327,7 @@ class Exchange:
         r, c, now = self.record, self.clock, time.perf_counter()
         r.seconds = round(now - c.start, 4)
         m = self.service.metrics
-        m.request(self.request.door if self.request.door != "infill" else "native", r.kind, r.outcome)
+        m.request(self.request.dialect, r.kind, r.outcome)
         if r.engine:
             engine_seconds = (r.prompt_ms + r.predicted_ms) / 1e3
             m.finished(r.engine, r.kind, seconds=now - c.start, overhead=now - c.start - c.waited - engine_seconds)

@@ -26,7 +26,7 @@ SaveReason = Literal["loss", "exit", "idle", "base", "fork", "manual"]
 SaveOutcome = Literal["ok", "failed"]
 RestoreOutcome = Literal["ok", "failed", "ineffective"]
 SlotState = Literal["empty", "idle", "leased", "busy", "restoring", "saving", "unknown"]
-DialectLabel = Literal["chat", "completion", "native"]
+DialectLabel = Literal["chat", "completion", "native", "messages", "responses"]
 Cause = Literal[
     "new_line",
     "base_changed",
@@ -106,6 +106,10 @@ class Metrics:
         """One model request has ended."""
         labels = _checked(dialect, DialectLabel), _checked(kind, Kind), _checked(outcome, Outcome)
         self._requests.labels(*labels).inc()
+
+    def dropped(self, dialect: DialectLabel, count: int) -> None:
+        """Fields of a request that have no effect on the engine."""
+        self._dropped.labels(_checked(dialect, DialectLabel)).inc(count)
 
     def placement(self, engine: str, decision: Decision) -> None:
         """One prompt was placed: where its tokens came from."""
@@ -215,6 +219,9 @@ class Metrics:
     def _make_event_counters(self) -> None:
         c = self._counter
         self._requests = c("requests", "Model requests ended (counted at settling).", ("dialect", "kind", "outcome"))
+        self._dropped = c(
+            "dropped_fields", "Fields of requests without effect on the engine (readers of the dialects).", ("dialect",)
+        )
         self._placements = c(
             "placements", "Prompts placed (slot table), by where their tokens came from.", ("engine", "decision")
         )

@@ -16,6 +16,7 @@ from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
 from proxy.slots import Runner
 
 if TYPE_CHECKING:
+    from proxy.api.dialect import Writer
     from proxy.exchange import Out
 
 _MARKS = (b'"prompt_progress"', b'"timings"', b'"usage"', b'"error"')
@@ -24,12 +25,19 @@ SSE_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store",
 
 
 class Relay:
-    """One answer. `settle` is called once, with the engine's timings, before the answer's end is passed on."""
+    """One answer. `settle` is called once, with the engine's timings, before the answer's end is passed on. With a
+    `writer` the answer is said in another dialect, without one the engine's events pass unchanged."""
 
     def __init__(
-        self, kind: Kind, asked: Asked, out: Out, headers: Mapping[str, str], settle: Callable[[Timings], None]
+        self,
+        kind: Kind,
+        asked: Asked,
+        out: Out,
+        headers: Mapping[str, str],
+        settle: Callable[[Timings], None],
+        writer: Writer | None = None,
     ) -> None:
-        self._asked, self._out, self._headers, self._settle = asked, out, headers, settle
+        self._asked, self._out, self._headers, self._settle, self._writer = asked, out, headers, settle, writer
         self._decoder = Decoder(kind)
         self._settled = False
         self.first_event = 0.0
@@ -41,15 +49,17 @@ class Relay:
         splitter = EventSplitter()
         async for chunk in chunks:
             shown: list[bytes] = []
+            look = self._look if self._writer is None else self._translated
             try:
                 for event in splitter.feed(chunk):
-                    if self._look(event):
-                        shown.append(event)
+                    if (seen := look(event)) is not None:
+                        shown.append(seen)
             finally:
                 # Also before an error is told: what the engine said until then is the client's.
                 await self._show(shown, runner)
         if not self._asked.stream:
-            whole = orjson.dumps(self._decoder.whole(self._asked))
+            found = self._decoder.whole(self._asked)
+            whole = orjson.dumps(found if self._writer is None else self._writer.whole(found))
             self._close()
             await self._answer(whole)
             return
@@ -60,7 +70,7 @@ class Relay:
         self._close()
         if not self._settled:
             raise EngineBroken("llama-server's stream ended before the answer was complete; send the request again.")
-        await self._pass_on(b"")
+        await self._pass_on(b"" if self._writer is None else self._writer.end())
         await self._out.end()
 
     async def _show(self, shown: list[bytes], runner: Runner | None) -> None:
@@ -85,23 +95,35 @@ class Relay:
         timings = next((t for t in (Timings.from_json(p.get("timings")) for p in parts) if t is not None), None)
         if timings is not None:
             self._done(timings)
-        await self._answer(body)
+        await self._answer(body if self._writer is None else orjson.dumps(self._writer.whole(found)))
 
-    def _look(self, event: bytes) -> bool:
-        """Whether the client is to see an event; everything that we want to know of it is read here."""
+    def _look(self, event: bytes) -> bytes | None:
+        """The event if the client is to see it; everything that we want to know of it is read here."""
         wanted_whole = not self._asked.stream
         if not wanted_whole and not any(mark in event for mark in _MARKS):
-            return True
+            return event
         data = data_of(event)
         if data is None or data == b"[DONE]":
-            return not wanted_whole
-        try:
-            found = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            raise EngineBroken("llama-server sent an event that is not JSON; send the request again.") from None
-        if not isinstance(found, dict):
-            return True
-        return self._read(found)
+            return None if wanted_whole else event
+        found = _parsed(data)
+        return event if not isinstance(found, dict) or self._read(found) else None
+
+    def _translated(self, event: bytes) -> bytes | None:
+        """What the client is to see of an event in its own dialect; pings stay as they are."""
+        data = data_of(event)
+        if data is None or data == b"[DONE]":
+            return event if data is None and self._asked.stream else None
+        found = _parsed(data)
+        if not isinstance(found, dict) or self._writer is None:
+            return None
+        self._read(found)
+        if "prompt_progress" in found:
+            tell = getattr(self._writer, "progress", None)
+            if tell is not None and self._decoder.progress is not None:
+                tell(self._decoder.progress.total, self._decoder.progress.cache)
+            if is_unasked(found, self._asked):
+                return None
+        return self._writer.feed(found) or None if self._asked.stream else None
 
     def _read(self, found: Json) -> bool:
         if (refused := error_of(found)) is not None:
@@ -132,6 +154,13 @@ class Relay:
         await self._out.start(200, {"content-type": "application/json; charset=utf-8", **self._headers})
         await self._out.write(body)
         await self._out.end()
+
+
+def _parsed(data: bytes) -> object:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise EngineBroken("llama-server sent an event that is not JSON; send the request again.") from None
 
 
 def _is_last(found: Json) -> bool:

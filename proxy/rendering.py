@@ -49,7 +49,7 @@ async def render(engine: Engine, request: ModelRequest, line: Line) -> Tokens | 
     """A request's prompt in tokens; None when the engine refuses to render it (the request will say why)."""
     try:
         if request.door == "chat":
-            return await _render_chat(engine, request.prompt.base, orjson.dumps(request.body))
+            return await render_chat(engine, request.prompt.base, orjson.dumps(request.body))
         if request.door == "infill":
             return None
         found = await engine.renderer.tokens_of_prompt(request.body.get("prompt"))
@@ -63,7 +63,8 @@ async def render(engine: Engine, request: ModelRequest, line: Line) -> Tokens | 
         return None
 
 
-async def _render_chat(engine: Engine, base: bytes, body: bytes) -> Tokens:
+async def render_chat(engine: Engine, base: bytes, body: bytes) -> Tokens:
+    """A chat body in tokens; `base`: digest of its base, by which earlier renderings are found. Raises EngineError."""
     known = engine.known.get(base) or next(reversed(engine.known.values()), None)
     rendered = await engine.renderer.tokens_of(body, known)
     if rendered.has_media:
@@ -86,7 +87,7 @@ async def render_slot(engine: Engine, slot: Slot) -> None:
     if body is None or slot.is_rendered:
         return
     try:
-        rendered = await _render_chat(engine, slot.base, body)
+        rendered = await render_chat(engine, slot.base, body)
         tokens = None if rendered.n_media else rendered.tokens
     except EngineError as error:
         log.info("render_failed", engine=engine.name, slot=slot.id, error=type(error).__name__)

@@ -6,8 +6,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
+
 from proxy.config import Settings
 from proxy.engines import Engines
+from proxy.errors import Dialect
 from proxy.lines import LineBook
 from proxy.metrics import Metrics
 from proxy.settle import Record
@@ -15,6 +18,10 @@ from proxy.store import Store
 from proxy.tasks import Tasks
 from proxy.tenants import Tenants
 
+log = structlog.get_logger(__name__)
+
+MOST_DROPPED = 256
+"""Names of fields without effect that are logged in the life of a process."""
 MOST_RECORDS = 1000
 """Requests that /slotkeeper/requests remembers."""
 
@@ -32,6 +39,7 @@ class Service:
     tasks: Tasks
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
+    _dropped: set[str] = field(default_factory=set)
 
     def remember(self, record: Record) -> None:
         """Keeps a finished request for /slotkeeper/requests, the oldest beyond MOST_RECORDS out."""
@@ -39,6 +47,16 @@ class Service:
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
         self.store.put_request(record.to_json())
+
+    def note_dropped(self, dialect: Dialect, names: list[str]) -> None:
+        """Fields of a request that have no effect here: counted, and each name logged once."""
+        if not names:
+            return
+        self.metrics.dropped(dialect, len(names))
+        new = sorted(set(names) - self._dropped)[: MOST_DROPPED - len(self._dropped)]
+        if new:
+            self._dropped.update(new)
+            log.info("fields_without_effect", dialect=dialect, fields=new)
 
     def recall(self, found: list[dict[str, Any]]) -> None:
         """Requests of earlier runs, oldest first."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
 from proxy import errors
-from proxy.api.read import Door, identity, read
+from proxy.api import write_messages, write_responses
+from proxy.api.read import Door, Told, identity, read
 from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
 from proxy.settle import Record
 
@@ -25,11 +26,27 @@ LARGE_BODY = 256 * 1024
 """Bytes from which a body is parsed off the event loop (design.md, "One request")."""
 
 
+ERROR_BODIES: dict[errors.Dialect, Callable[[SlotkeeperError], bytes]] = {
+    "messages": write_messages.error_body,
+    "responses": write_responses.error_body,
+}
+
+
+def dialect_of(path: str) -> errors.Dialect:
+    """Whose errors a path answers with."""
+    if "/messages" in path:
+        return "messages"
+    return "responses" if path.endswith("/responses") else "chat"
+
+
 class AsgiOut:
     """proxy.exchange.Out over one ASGI connection."""
 
     def __init__(self, send: Send, dialect: errors.Dialect) -> None:
-        self._send, self._dialect = send, dialect
+        self._send = send
+        self._error_body = ERROR_BODIES.get(dialect, errors.body)
+        self.error_event: Callable[[SlotkeeperError], bytes] = errors.event
+        """An error inside a stream that has begun; a dialect's writer knows its own."""
         self.started = False
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -49,9 +66,9 @@ class AsgiOut:
     async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None:
         """The error in the client's dialect: a status and a body, or an event in a stream that has begun."""
         if self.started:
-            await self.write(errors.event(error, self._dialect))
+            await self.write(self.error_event(error))
         else:
-            body = errors.body(error, self._dialect)
+            body = self._error_body(error)
             length = {"content-type": "application/json; charset=utf-8", "content-length": str(len(body))}
             await self.start(error.status, {**length, **headers, **error.headers})
             await self.write(body)
@@ -85,7 +102,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 class ModelDoor:
     """An endpoint for model requests of one kind; an ASGI application."""
 
-    def __init__(self, service: Service, door: Door, path: str) -> None:
+    def __init__(self, service: Service, door: Door | errors.Dialect, path: str) -> None:
         self._service, self._door, self._path = service, door, path
         self._dialect: errors.Dialect = "native" if door == "infill" else door
 
@@ -96,11 +113,12 @@ class ModelDoor:
         record = Record(f"req_{secrets.token_hex(8)}", tenant, self._dialect, "other", time.time())
         try:
             raw = await read_body(scope, receive, self._service.settings.max_body_bytes)
-            who = identity(tenant, headers_of(scope))
+            headers = headers_of(scope)
+            who, told = identity(tenant, headers), Told(headers, self._service.engines.template)
             if len(raw) > LARGE_BODY:
-                request = await asyncio.to_thread(read, self._door, self._path, raw, who)
+                request = await asyncio.to_thread(read, self._door, self._path, raw, who, told)
             else:
-                request = read(self._door, self._path, raw, who)
+                request = read(self._door, self._path, raw, who, told)
         except ClientLeft:
             return
         except SlotkeeperError as error:
@@ -108,6 +126,9 @@ class ModelDoor:
             await out.fail(error, {"x-slotkeeper-request-id": record.id})
             return
         record.kind, record.tenant = request.kind, who.tenant
+        self._service.note_dropped(self._dialect, told.dropped)
+        if request.writer is not None:
+            out.error_event = request.writer.error
         from proxy.choices import run_choices
         from proxy.exchange import Exchange
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.api.door import AsgiOut, headers_of
+from proxy.api.door import AsgiOut, dialect_of, headers_of
 from proxy.errors import Forbidden, SlotkeeperError
 from proxy.tenants import LOCAL, key_from
 
@@ -31,7 +31,7 @@ class Guard:
         """Passes a request on, or refuses it."""
         if scope["type"] != "http":
             return
-        out = AsgiOut(send, "chat")
+        out = AsgiOut(send, dialect_of(scope["path"]))
         headers = headers_of(scope)
         try:
             self._check_origin(headers)

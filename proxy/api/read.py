@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
 
+from llamacpp.capabilities import TemplateFacts
 from llamacpp.wire import Kind, is_one_prompt
+from policies.system_text import fold
 from policies.types import Prompt, digest
-from proxy.errors import BadRequest
+from proxy.api import read_messages, read_responses
+from proxy.api.dialect import Writer
+from proxy.errors import BadRequest, Dialect
 from proxy.lines import Identity
 
 Json = dict[str, Any]
 Door = Literal["chat", "completion", "native", "infill"]
 
+CHAT_PATH = "/v1/chat/completions"
 OURS = ("id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "cache_prompt", "n", "n_cmpl")
 """Fields that decide about slots, which is our business (contract.md, "HTTP")."""
 RENDERING = (
@@ -50,6 +55,10 @@ MOST_CHOICES = 32
 """Choices (`n`) of one request: each is a request of its own here."""
 
 
+READERS = {"messages": read_messages.read, "responses": read_responses.read}
+"""Dialects that are translated into chat completions."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One model request. `body` is the client's without the fields of OURS; `max_tokens` None when it names none."""
@@ -65,6 +74,9 @@ class ModelRequest:
     n_choices: int
     n_prompts: int
     fresh: bool
+    dialect: Dialect
+    writer: Writer | None = None
+    """Says the answer in the client's dialect, where that is not the engine's own."""
 
     @property
     def shapes(self) -> Kind:
@@ -113,12 +125,49 @@ def parse(raw: bytes) -> Json:
     return body
 
 
-def read(door: Door, path: str, raw: bytes, who: Identity) -> ModelRequest:
-    """Raises BadRequest for what no engine could answer; everything else is the engine's to judge."""
+def read(dialect: Dialect | Door, path: str, raw: bytes, who: Identity, told: Told | None = None) -> ModelRequest:
+    """Raises BadRequest for what no engine could answer; everything else is the engine's to judge.
+
+    `told`: how the engine's template takes system text, for prompts that it would refuse.
+    """
+    told = told or Told()
     try:
-        return _request(door, path, parse(raw), who)
+        if dialect == "messages" or dialect == "responses":  # noqa: PLR1714 (mypy follows only this form)
+            return _translated(dialect, parse(raw), who, told)
+        return _request(dialect, path, told.folded(parse(raw)), who)
     except orjson.JSONEncodeError as error:
         raise BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a reader is told besides the body: request headers, the template's limits; where to leave dropped names."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    template: TemplateFacts | None = None
+    dropped: list[str] = field(default_factory=list)
+
+    def folded(self, body: Json) -> Json:
+        """The body with system text where the template takes it; the same object when nothing has to move."""
+        facts, messages = self.template, body.get("messages")
+        if facts is None or facts.takes_anything or not isinstance(messages, list):
+            return body
+        fits = fold(
+            messages,
+            late_system=facts.late_system,
+            several_leading=facts.several_leading,
+            must_alternate=facts.must_alternate,
+        )
+        return body if fits is messages else {**body, "messages": fits}
+
+
+def _translated(dialect: Literal["messages", "responses"], body: Json, who: Identity, told: Told) -> ModelRequest:
+    """A request of another dialect as a chat request, with the writer that turns the answer back."""
+    t = READERS[dialect](body, told.headers)
+    told.dropped.extend(t.dropped)
+    found = replace(who, session=who.session or t.session, agent=who.agent or t.agent, parent=who.parent or t.parent)
+    request = _request("chat", CHAT_PATH, told.folded(t.body), found)
+    return replace(request, dialect=dialect, writer=t.writer())
 
 
 def one_by_one(request: ModelRequest) -> list[ModelRequest]:
@@ -161,6 +210,7 @@ def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
         n_choices=n_choices,
         n_prompts=n_prompts,
         fresh=body.get("cache_prompt") is False,
+        dialect="native" if door == "infill" else door,
         body={key: value for key, value in body.items() if key not in OURS},
     )
 

@@ -322,7 +322,7 @@ class ResponsesWriter:
 
 def error_body(error: errors.SlotkeeperError) -> bytes:
     """The error JSON of the dialect, which is that of chat, with `source`."""
-    return errors.body(error, "chat")
+    return errors.body(error)
 
 
 def _code(error: errors.SlotkeeperError) -> str:
