@@ -240,7 +240,9 @@ class Exchange:
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
-        whole = None if r.stream else must_be_whole(r.body, r.shapes)
+        # A writer reads of `__verbose` only what a stream's last chunk has, too; asked for whole, nobody could leave.
+        asked = r.body if r.writer is None else {**r.body, "verbose": False}
+        whole = None if r.stream else must_be_whole(asked, r.shapes)
         body = {**(r.body if whole else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": may_reuse}
         if r.writer is not None and not whole:
             options = body.get("stream_options")

@@ -63,6 +63,7 @@ class ResponsesWriter:
         "_done",
         "_finish",
         "_id",
+        "_left",
         "_model",
         "_n_items",
         "_now",
@@ -85,14 +86,20 @@ class ResponsesWriter:
         self._finish: str | None = None
         self._usage: Json | None = None
         self._timings: Json | None = None
+        self._left: list[bytes] = []
+        """Events of a chunk that turned out to be broken: what they say is said, and their numbers are taken."""
 
     # --- streamed -----------------------------------------------------------------------------------------------
 
     def feed(self, chunk: Json) -> bytes:
         """Events for one chunk; raises EngineBroken for one of an unknown shape."""
+        out: list[bytes] = []
         try:
-            return b"".join(self._feed(chunk))
+            for event in self._feed(chunk):
+                out.append(event)  # one by one: what came before a failure stays
+            return b"".join(out)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._left = out
             raise EngineBroken(
                 "llama-server sent a stream event of an unknown shape; the request was ended. "
                 "Check that the upstream URL leads to a llama-server of a supported version."
@@ -113,7 +120,7 @@ class ResponsesWriter:
 
     def error(self, error: errors.SlotkeeperError) -> bytes:
         """response.failed, with the items that were whole."""
-        out = [] if self._begun else list(self._begin({}))
+        out = self._left if self._begun else list(self._begin({}))
         head = self._head("failed", self._output(), None)
         head["error"] = {
             "code": _code(error),
@@ -220,8 +227,8 @@ class ResponsesWriter:
         yield from self._close_call(call)
 
     def _begin(self, chunk: Json) -> Iterator[bytes]:
-        self._begun = True
         self._name(chunk)
+        self._begun = True
         head = self._head("in_progress", [], None)
         yield self._terminal("response.created", head, {})
         progress = chunk.get("prompt_progress")
