@@ -148,7 +148,7 @@ class Decoder:
     when an event bore one; `n_events`: events that bore new text, reasoning or tool calls.
     """
 
-    __slots__ = ("_choices", "_last", "error", "kind", "n_events", "progress", "timings", "usage")
+    __slots__ = ("_choices", "_last", "_verbose", "error", "kind", "n_events", "progress", "timings", "usage")
 
     def __init__(self, kind: Kind) -> None:
         self.kind: Final = kind
@@ -159,6 +159,7 @@ class Decoder:
         self.n_events = 0
         self._choices: dict[int, _Choice] = {}
         self._last: Json | None = None
+        self._verbose: Json | None = None
 
     def feed(self, event: Json) -> None:
         """`event`: the parsed `data:` of one event. Raises EngineBroken for one that no llama-server sends."""
@@ -184,6 +185,8 @@ class Decoder:
             self._feed_native(event, progress is not None)
         else:
             self._last = event
+            if (verbose := event.get("__verbose")) is not None:
+                self._verbose = verbose
             for choice in event.get("choices") or ():
                 self._feed_choice(choice, event)
 
@@ -259,6 +262,9 @@ class Decoder:
         }
         if (timings := end.get("timings") or (self._last or {}).get("timings")) is not None:
             whole["timings"] = timings
+        if self._verbose is not None:
+            # An engine started with --verbose adds it to all answers. Its raw text is in no event: content stands in.
+            whole["__verbose"] = {**_unstreamed(self._verbose), "content": "".join(choices[0].text)}
         return whole
 
 
@@ -358,11 +364,16 @@ def _whole_native(choice: _Choice, asked: Asked | None) -> Json:
     whole = dict(choice.end or {})
     whole["content"] = "".join(choice.text)
     whole["tokens"] = choice.tokens if asked is not None and asked.return_tokens else []
-    if isinstance(settings := whole.get("generation_settings"), dict):
-        whole["generation_settings"] = {**settings, "stream": False}
+    whole = _unstreamed(whole)
     if choice.logprobs:
         whole["completion_probabilities"] = choice.logprobs
     return _picked(whole, asked.response_fields) if asked is not None and asked.response_fields else whole
+
+
+def _unstreamed(whole: Json) -> Json:
+    """With the settings as they are of an answer that is not streamed."""
+    settings = whole.get("generation_settings")
+    return {**whole, "generation_settings": {**settings, "stream": False}} if isinstance(settings, dict) else whole
 
 
 def _picked(whole: Json, paths: tuple[str, ...]) -> Json:

@@ -150,6 +150,18 @@ def test_assembled_chat() -> None:
     assert (whole["object"], whole["usage"], whole["timings"]) == ("chat.completion", USAGE, TIMINGS)
 
 
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_assembled_keeps_what_a_verbose_engine_adds(kind: Any) -> None:
+    """Started with --verbose it tells the prompt in every answer, in the last event with text of a stream."""
+    told = {"prompt": "<|im_start|>", "content": "", "generation_settings": {"stream": True, "seed": 1}}
+    if kind == "chat":
+        events = [chunk({"content": "a"}), chunk({"content": "b"}, __verbose=told), chunk({}, "stop"), USAGE_CHUNK]
+    else:
+        events = [piece("a"), piece("b"), piece("", "stop", __verbose=told)]
+    expected = {**told, "content": "ab", "generation_settings": {"stream": False, "seed": 1}}
+    assert assemble(kind, events)["__verbose"] == expected
+
+
 def test_assembled_choices_by_index() -> None:
     """Whatever order their events come in."""
     events = [
