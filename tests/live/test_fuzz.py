@@ -1,0 +1,62 @@
+"""The same bodies of any shape on a real engine: what it refuses is told in the dialect, and it lives on."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import StartProxy
+from tests.live.talk import CHATML
+from tests.servers import ProxyServer
+from tests.wire.bodies import EVILS, bodies
+from tests.wire.test_fuzz import DOORS, check
+
+ANY = st.sampled_from(DOORS).flatmap(lambda path: st.tuples(st.just(path), bodies(path)))
+SHORT = {"max_tokens": 1, "max_output_tokens": 1, "max_completion_tokens": 1, "n": 1}
+
+
+@pytest.fixture
+async def proxy(proxy_server: StartProxy) -> ProxyServer:
+    """A small engine."""
+    return await proxy_server("--parallel", "1", "--ctx-size", "2048", model="dense", engine_flags=CHATML)
+
+
+async def checked(proxy: ProxyServer, path: str, raw: bytes) -> httpx.Response:
+    """One request; nothing of ours failed over it."""
+    answer = await proxy.client.post(path, content=raw)
+    check(path, answer)
+    return answer
+
+
+async def is_well(proxy: ProxyServer) -> None:
+    """It answers, and nothing was thrown that was not caught."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert (await proxy.client.post("/v1/chat/completions", json=body)).status_code == 200
+    assert "Traceback" not in proxy.said() and "exchange_failed" not in proxy.said()
+
+
+async def test_known_evils(proxy: ProxyServer) -> None:
+    """In each dialect."""
+    for path in DOORS:
+        for raw in EVILS.values():
+            await checked(proxy, path, raw)
+        await is_well(proxy)
+
+
+@settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+@given(asked=ANY)
+async def test_any_body(proxy: ProxyServer, asked: tuple[str, Any]) -> None:
+    """Of any door, one token at most where the body is an object."""
+    path, body = asked
+    if isinstance(body, dict):
+        body = body | SHORT
+    await checked(proxy, path, json.dumps(body).encode())
+    await is_well(proxy)
