@@ -1,7 +1,8 @@
-"""The project's own benchmark: `python -m tests.bench` (make bench), or `... prefill|overhead|gguf` for a part of it.
+"""The project's own benchmark: `python -m tests.bench` (make bench), or `... prefill|overhead|dialects|gguf` for a part.
 
 prefill: recorded agent sessions against the real proxy and engine on tiny models; tokens, whatever the machine.
 overhead: what the proxy adds to an instant upstream; milliseconds, so it does. Nothing else should run beside it.
+dialects: CPU per request of each dialect on the same upstream.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import httpx
 
 from llamacpp.engines.cache import cache_dir
 from llamacpp.engines.models import fetch_demo
+from tests.bench.dialects import PATHS, cpu_per_request
 from tests.bench.process import ENGINE_KEY, ROOT, Proxy, free_port
 from tests.models import make_tiny_models
 
@@ -109,13 +111,35 @@ def stub() -> Iterator[str]:
         process.wait()
 
 
+def dialects(options: argparse.Namespace) -> None:
+    """One line for each size of a conversation: CPU per request in each dialect, and how many times that of chat."""
+    del options
+    for kilobytes in (10, 100):
+        found = {}
+        for dialect in PATHS:
+            with stub() as upstream, tempfile.TemporaryDirectory(prefix="slotkeeper-bench-") as folder:
+                proxy = Proxy.start(Path(folder) / "run", ["--upstream", upstream], [])
+                try:
+                    found[dialect] = cpu_per_request(dialect, proxy.base, proxy.facts["pid"], 100, kilobytes)
+                finally:
+                    proxy.stop()
+        times = {dialect: round(cpu / found["chat"], 2) for dialect, cpu in found.items()}
+        cpu = {dialect: round(cpu, 1) for dialect, cpu in found.items()}
+        print(json.dumps({"body_kb": kilobytes, "cpu_ms_per_request": cpu, "times_chat": times}), flush=True)
+
+
 def gguf(options: argparse.Namespace) -> None:
     """Seconds and megabytes to read a header with a vocabulary of 250,000 tokens."""
     del options
     subprocess.run([sys.executable, "-m", "tests.bench.gguf_header"], cwd=ROOT, check=True)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], None]] = {"prefill": prefill, "overhead": overhead, "gguf": gguf}
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "prefill": prefill,
+    "overhead": overhead,
+    "dialects": dialects,
+    "gguf": gguf,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,5 +1,6 @@
 """Bodies of the three dialects as hostile or broken clients send them: hypothesis strategies, and known evils."""
 
+import copy
 from typing import Any
 
 from hypothesis import strategies as st
@@ -69,11 +70,140 @@ PROMPTS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
 PROMPTS[COUNT] = PROMPTS[MESSAGES]
 
 
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+USER = {"role": "user", "content": "hi"}
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {
+        "model": "m",
+        "max_tokens": 1,
+        "stream": False,
+        "stop": ["x"],
+        "temperature": 0,
+        "stream_options": {"include_usage": True},
+        "tools": [{"type": "function", "function": {"name": "look", "description": "d", "parameters": SCHEMA}}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": "r",
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a":"b"}'}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "found"},
+            USER,
+        ],
+    },
+    MESSAGES: {
+        "model": "m",
+        "max_tokens": 1,
+        "stream": False,
+        "stop_sequences": ["x"],
+        "temperature": 0,
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "thinking": {"type": "enabled", "budget_tokens": 2048},
+        "output_config": {"effort": "low"},
+        "metadata": {"user_id": "u"},
+        "tools": [
+            {"name": "look", "description": "d", "input_schema": SCHEMA},
+            {"name": "later", "input_schema": SCHEMA, "defer_loading": True},
+        ],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "document", "source": {"type": "text", "data": "d"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "r", "signature": ""},
+                    {"type": "text", "text": "t"},
+                    {"type": "tool_use", "id": "c", "name": "look", "input": {"a": "b"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "found"}]},
+                    {"type": "tool_result", "tool_use_id": "d", "is_error": True, "content": "x"},
+                    {"type": "tool_reference", "tool_name": "later"},
+                    {"type": "text", "text": "and"},
+                ],
+            },
+            {"role": "system", "content": "late"},
+            USER,
+        ],
+    },
+    RESPONSES: {
+        "model": "m",
+        "max_output_tokens": 1,
+        "stream": False,
+        "store": False,
+        "instructions": "s",
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"verbosity": "low", "format": {"type": "text"}},
+        "client_metadata": {"session_id": "s"},
+        "prompt_cache_key": "k",
+        "tools": [
+            {"type": "function", "name": "look", "description": "d", "strict": False, "parameters": SCHEMA},
+            {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "function", "name": "go"}]},
+            {"type": "web_search"},
+        ],
+        "tool_choice": "auto",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "s"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "c", "name": "go", "namespace": "n", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "found"}]},
+            {"role": "developer", "content": "late"},
+            USER,
+        ],
+    },
+}
+"""Bodies that use much of their dialect."""
+GOOD[COUNT] = GOOD[MESSAGES]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, good: dict[str, Any]) -> dict[str, Any]:
+    """A good body with one to three values replaced, doubled or gone, anywhere in it."""
+    body = copy.deepcopy(good) | {"stream": draw(st.booleans())}
+    for _ in range(draw(st.integers(1, 3))):
+        node: Any = body
+        while True:
+            names = sorted(node) if isinstance(node, dict) else list(range(len(node)))
+            if node is body:
+                names += [name for name in ("messages", "input", "tools") if name in body] * 5
+            key = draw(st.sampled_from(names))
+            if not isinstance(node[key], dict | list) or not node[key] or draw(st.integers(0, 3)) == 0:
+                break
+            node = node[key]
+        how = draw(st.sampled_from(["replaced", "gone", "doubled"]))
+        if how == "gone" and node is not body:
+            del node[key]
+        elif how == "doubled" and isinstance(node, list):
+            node.insert(draw(st.integers(0, len(node))), node[key])
+        else:
+            node[key] = draw(JSON | WORDS | VALUE)
+    return body
+
+
 def bodies(path: str) -> st.SearchStrategy[Any]:
-    """Bodies for a path: mostly a prompt of nearly the right shape, with fields that hold anything."""
+    """Bodies for a path: good ones with some damage, prompts of parts that hold anything, any JSON."""
     name, prompts = PROMPTS[path]
     given = st.builds(lambda prompt, more: {**more, name: prompt}, prompts, some([*COMMON, *ONLY[path]], VALUE))
-    return given | JSON
+    return st.one_of(*[damaged(GOOD[path])] * 4, given, JSON)
 
 
 def nested(depth: int, opened: bytes = b'{"a":', closed: bytes = b"}") -> bytes:

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.fakes.http import Answer, Request
 from tests.fakes.llama import FakeLlama
-from tests.wire.bodies import EVILS, bodies
+from tests.wire.bodies import EVILS, GOOD, bodies
 from tests.wire.conftest import Serve
 from tests.wire.dialects import COUNT, MESSAGES, PARSERS, RESPONSES, error_of
 from tests.wire.wire import CHAT, Wire
 
 DOORS = [CHAT, MESSAGES, RESPONSES, COUNT]
-FUZZ = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+FUZZ = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 class PickyLlama(FakeLlama):
@@ -55,6 +55,15 @@ async def test_known_evils(path: str, evil: str, picky: Wire) -> None:
     answer = await picky.http.post(path, content=EVILS[evil])
     check(path, answer)
     assert (await picky.get("/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize("path", DOORS)
+async def test_the_good_bodies_are_good(path: str, picky: Wire) -> None:
+    """What is damaged here was whole."""
+    for stream in (False, True):
+        answer = await picky.post(path, GOOD[path] | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+        check(path, answer)
 
 
 def fuzz(path: str) -> Callable[..., Coroutine[Any, Any, None]]:
