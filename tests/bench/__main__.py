@@ -1,4 +1,4 @@
-"""The project's own benchmark: `python -m tests.bench` (make bench), or `... prefill|overhead|dialects|gguf` for a part.
+"""The project's own benchmark: `python -m tests.bench` (make bench), or `... prefill|overhead|dialects|gguf` for parts.
 
 prefill: recorded agent sessions against the real proxy and engine on tiny models; tokens, whatever the machine.
 overhead: what the proxy adds to an instant upstream; milliseconds, so it does. Nothing else should run beside it.

@@ -70,8 +70,9 @@ def cpu_per_request(dialect: str, base: str, pid: int, turns: int, kilobytes: in
     talk = Talk(dialect, base, kilobytes, tokens)
     for _ in range(WARM):
         talk.turn()
-    before = cpu_of(pid)
+    before: float = cpu_of(pid)  # type: ignore[no-untyped-call]
     for _ in range(turns):
         talk.turn()
     time.sleep(SETTLE)
-    return float(cpu_of(pid) - before) / turns * 1e3
+    after: float = cpu_of(pid)  # type: ignore[no-untyped-call]
+    return (after - before) / turns * 1e3
