@@ -57,6 +57,7 @@ def feed(metrics: Metrics) -> None:
     metrics.predicted("e0", "tiny", "main", tokens=8, seconds=0.25)
     metrics.reprocessed("e0", "tiny", "evicted", 5)
     metrics.request("chat", "main", "ok")
+    metrics.dropped("messages", 2)
     metrics.placement("e0", "continue")
     metrics.waited("e0")
     metrics.evicted("e0")
