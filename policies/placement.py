@@ -120,7 +120,7 @@ def _in_place(q: Question, slot: SlotFacts) -> Place:
         # The engine keeps checkpoints of its own for this slot, so the line's end is taken at its word.
         return Place(Action.CONTINUE, slot.id, max(0, min(slot.common, q.n_prompt - 1)), "it continues its line")
     reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens, slot.rigid)
-    if reused <= SMALL_TAIL:
+    if reused <= SMALL_TAIL or (reused < SAVE_AT_LEAST and slot.common < slot.owner_end):
         return _onto(
             q, slot, Action.COLD, 0, "nothing holds its prefix" if slot.is_empty else "cheapest slot to give up"
         )
