@@ -12,7 +12,7 @@ import structlog
 
 from llamacpp.errors import EngineError, EngineUnreachable
 from llamacpp.reports import Timings
-from llamacpp.wire import Asked, must_be_whole, streamed
+from llamacpp.wire import Asked, streamed
 from policies.causes import Cause
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
@@ -143,8 +143,7 @@ class Exchange:
 
     def _want(self, engine: Engine, line: Line, found: Found) -> Want:
         """What to ask the slot table for; unrendered when the prompt continues what a slot holds."""
-        r, settings = self.request, self.service.settings
-        reserve = min(r.max_tokens if r.max_tokens is not None else settings.reply_reserve, settings.reply_reserve)
+        r, reserve = self.request, self._reserve(engine)
         slot = engine.table.holding(line.id) if found.match is Match.EXTENDS else None
         n_prompt = line.tokens_of(r.prompt.n_bytes)
         if slot is not None:
@@ -155,6 +154,13 @@ class Exchange:
         is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
         want.is_hot = slot is not None and r.door == "chat" and not r.fresh and not is_close
         return want
+
+    def _reserve(self, engine: Engine) -> int:
+        """Tokens of the pool kept free for the reply. One that does not come as a stream cannot be watched growing,
+        so it gets at once whatever it may come to (design.md, rule 8)."""
+        r, usual = self.request, self.service.settings.reply_reserve
+        most = engine.n_ctx if r.is_unseen else usual
+        return most if r.max_tokens is None else min(r.max_tokens, most)
 
     async def _render(self, engine: Engine, want: Want) -> None:
         """Exact tokens for a prompt that has to be compared; refuses one that no slot can hold."""
@@ -240,13 +246,12 @@ class Exchange:
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
-        whole = None if r.stream else must_be_whole(r.body, r.shapes)
-        body = {**(r.body if whole else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": may_reuse}
+        body = {**(r.body if r.is_unseen else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": may_reuse}
         self.clock.sent = time.perf_counter()
         async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
             if response.status_code != 200:
                 raise answered(response.status_code, await response.aread())
-            if whole:
+            if r.is_unseen:
                 await relay.whole(await response.aread())
             else:
                 await relay.events(response.aiter_raw(), slot.runner)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import orjson
 
-from llamacpp.wire import Kind, is_one_prompt
+from llamacpp.wire import Kind, is_one_prompt, must_be_whole
 from policies.types import Prompt, digest
 from proxy.errors import BadRequest
 from proxy.lines import Identity
@@ -80,6 +80,11 @@ class ModelRequest:
     def stream(self) -> bool:
         """The client wants events."""
         return self.body.get("stream") is True
+
+    @property
+    def is_unseen(self) -> bool:
+        """The engine has to be asked for the answer whole: nobody sees it grow."""
+        return not self.stream and must_be_whole(self.body, self.shapes) is not None
 
     @property
     def kind(self) -> Literal["main", "subagent"]:
