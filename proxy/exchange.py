@@ -22,6 +22,7 @@ from proxy.engine import Engine
 from proxy.engine_errors import answered, as_ours, too_long
 from proxy.errors import (
     BadRequest,
+    ClientLeft,
     InternalError,
     PoolExceeded,
     ShuttingDown,
@@ -68,7 +69,7 @@ class Exchange:
         self._task: asyncio.Task[object] | None = None
 
     async def run(self) -> None:
-        """Answers the client, also with an error; raises only CancelledError, when the client left."""
+        """Answers the client, also with an error; raises only CancelledError or ClientLeft, when the client left."""
         self._task = asyncio.current_task()
         try:
             await self._story()
@@ -79,6 +80,9 @@ class Exchange:
             if self._task is not None:
                 self._task.uncancel()
             await self._fail(self.stopped)
+        except ClientLeft:
+            self.record.outcome = "client_left"
+            raise
         except SlotkeeperError as error:
             await self._fail(error)
         except EngineError as error:

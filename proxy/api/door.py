@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from proxy import errors
 from proxy.api.read import Door, identity, read
@@ -25,8 +25,13 @@ LARGE_BODY = 256 * 1024
 """Bytes from which a body is parsed off the event loop (design.md, "One request")."""
 
 
+STALLED_SECONDS = 60.0
+"""A client whose connection takes nothing for so long (a laptop that sleeps) is taken to have left: until its answer is
+read from the engine, nobody else gets the slot."""
+
+
 class AsgiOut:
-    """proxy.exchange.Out over one ASGI connection."""
+    """proxy.exchange.Out over one ASGI connection. Raises ClientLeft for a client that stopped reading."""
 
     def __init__(self, send: Send, dialect: errors.Dialect) -> None:
         self._send, self._dialect = send, dialect
@@ -36,15 +41,22 @@ class AsgiOut:
         """Sends the status line and headers."""
         self.started = True
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._pass_on({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes) -> None:
         """Sends a piece of the body."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._pass_on({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """Ends the body."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._pass_on({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass_on(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientLeft(f"The client read nothing for {STALLED_SECONDS:.0f} s.") from None
 
     async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None:
         """The error in the client's dialect: a status and a body, or an event in a stream that has begun."""
@@ -128,7 +140,7 @@ async def until_left(work: asyncio.Task[None], receive: Receive) -> None:
         if not work.done():
             work.cancel()
         await asyncio.gather(work, gone, return_exceptions=True)
-    if not work.cancelled() and (error := work.exception()) is not None and not isinstance(error, OSError):
+    if not work.cancelled() and (error := work.exception()) is not None and not isinstance(error, OSError | ClientLeft):
         raise error
 
 
