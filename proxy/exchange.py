@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 import orjson
 import structlog
@@ -17,7 +17,7 @@ from policies.causes import Cause
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
-from proxy.carry_out import Carried, carry_out, give_back
+from proxy.carry_out import Carried, carry_out, give_back, save
 from proxy.engine import Engine
 from proxy.engine_errors import answered, as_ours, too_long
 from proxy.errors import (
@@ -30,12 +30,14 @@ from proxy.errors import (
 )
 from proxy.lines import Found, Line, new_line
 from proxy.relay import Relay
-from proxy.rendering import cut_base, render, render_pending
+from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill
 from proxy.slots import Grant, NeedsTokens, Slot, Want
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 CLOSE_TO_FULL = 0.9
 """Share of the pool above which an estimate of a prompt's tokens is not good enough and it is rendered."""
@@ -67,6 +69,8 @@ class Exchange:
         self.clock = Clock()
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
+        self._base: Timings | None = None
+        """What processing the base ahead of this cold prompt took: it is part of the prompt's own work."""
 
     async def run(self) -> None:
         """Answers the client, also with an error; raises only CancelledError or ClientLeft, when the client left."""
@@ -130,6 +134,8 @@ class Exchange:
                 await self._render(engine, want)
             grant = await self._acquire(engine, want)
             carried = await self._carry_out(engine, grant, want)
+            if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
+                await self._cut_base(engine, grant.target, want)
             await self._converse(engine, grant, want, found, carried)
         finally:
             line.running -= 1
@@ -200,22 +206,32 @@ class Exchange:
 
     async def _carry_out(self, engine: Engine, grant: Grant, want: Want) -> Carried:
         """Runs to its end whatever the client does: a half-done save or restore would leave a slot in doubt."""
-        task: asyncio.Task[Carried] = self.service.tasks.spawn(self._prepare(engine, grant, want), "carry-out")
-        try:
-            carried = await asyncio.shield(task)
-        except BaseException:
-            task.add_done_callback(lambda _: give_back(engine, grant.target))
-            raise
+        work = carry_out(engine, grant, self.service.lines, want.line.id)
+        carried = await self._to_its_end(work, engine, grant.target)
         self.record.placement, self.record.reason = carried.action, grant.place.reason
         self.record.slot, self.record.predicted_cache_n = grant.target.id, carried.predicted_cache_n
         engine.metrics.placement(engine.name, carried.action.value)
         return carried
 
-    async def _prepare(self, engine: Engine, grant: Grant, want: Want) -> Carried:
-        carried = await carry_out(engine, grant, self.service.lines, want.line.id)
-        if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
-            await cut_base(engine, grant.target, self.request, want)
-        return carried
+    async def _to_its_end(self, work: Coroutine[Any, Any, T], engine: Engine, slot: Slot) -> T:
+        """What must be finished for the leased slot's sake; when the client leaves meanwhile, the slot is given back
+        afterwards."""
+        task: asyncio.Task[T] = self.service.tasks.spawn(work, "carry-out")
+        try:
+            return await asyncio.shield(task)
+        except BaseException:
+            task.add_done_callback(lambda _: give_back(engine, slot))
+            raise
+
+    async def _cut_base(self, engine: Engine, slot: Slot, want: Want) -> None:
+        """Keeps the base of a cold prompt: its prefill ends with its client, like any other; its file does not."""
+        try:
+            self._base = await process_base(engine, slot, self.request, want)
+        except BaseException:
+            self._abandon(engine, slot, want)
+            raise
+        if self._base is not None:
+            await self._to_its_end(save(engine, slot, "base", kind="base"), engine, slot)
 
     async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
@@ -246,11 +262,15 @@ class Exchange:
             self.clock.first = relay.first_event
             if not settled:
                 # Also when the engine is known to be lost (the slot is LEASED then): the lease is ours to give back.
-                self._abandon(engine, slot, want, found)
+                self._abandon(engine, slot, want)
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
-        body = {**(r.body if r.is_unseen else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": may_reuse}
+        body = {
+            **(r.body if r.is_unseen else streamed(r.body, r.shapes)),
+            "id_slot": slot.id,
+            "cache_prompt": may_reuse,
+        }
         self.clock.sent = time.perf_counter()
         async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
             if response.status_code != 200:
@@ -280,7 +300,8 @@ class Exchange:
         was_empty = was_empty and engine.kind == "attached"
         if was_empty:
             line.lost = Cause.ENGINE_RESTART
-        verdict = after_answer(engine, slot, line, found, self.record, timings, stem=found.line)
+        done = timings if self._base is None else timings.after(self._base)
+        verdict = after_answer(engine, slot, line, found, self.record, done, stem=found.line)
         slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
         fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
@@ -298,7 +319,7 @@ class Exchange:
         engine.refresh_abilities()
         engine.table.release(slot)
 
-    def _abandon(self, engine: Engine, slot: Slot, want: Want, found: Found) -> None:
+    def _abandon(self, engine: Engine, slot: Slot, want: Want) -> None:
         """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
         slot.apply(SlotEvent.CANCELLED)
         if not want.fresh and slot.line in (None, want.line.id):
