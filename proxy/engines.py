@@ -216,6 +216,11 @@ class Engines:
                 why = child.obituary()
             except EngineSetupError as error:
                 why = str(error)
+            except Exception as error:  # whatever it is: without this loop there would never be an engine again
+                log.error("engine_not_kept", engine=engine.name, exc_info=error)
+                why = f"it could not be started ({type(error).__name__}); the log says more"
+                if child is not None:
+                    await child.stop(0)
             child = None
             self._children.pop(engine.name, None)
             if self.is_stopping():
@@ -232,8 +237,7 @@ class Engines:
         dead = asyncio.create_task(child.wait())
         try:
             while not dead.done():
-                if await engine.client.health():
-                    await self._take_over(engine)
+                if await self._is_taken_over(engine):
                     self.failed = None
                     log.info(
                         "engine_ready", engine=engine.name, kind=child.kind, model=engine.model, n_ctx=engine.n_ctx
@@ -243,6 +247,17 @@ class Engines:
                 await asyncio.wait({dead}, timeout=HEALTH_SECONDS)
         finally:
             dead.cancel()
+
+    async def _is_taken_over(self, engine: Engine) -> bool:
+        """Whether it serves now. One that dies, or stops answering, between two of our questions is asked again."""
+        if not await engine.client.health():
+            return False
+        try:
+            await self._take_over(engine)
+        except EngineError as error:
+            log.warning("engine_not_taken_over", engine=engine.name, error=str(error))
+            return False
+        return True
 
     def _lost_instance(self, engine: Engine, why: str) -> None:
         was_ready = engine.ready
