@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy import errors
@@ -74,7 +75,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body; raises TooLarge beyond `limit` bytes, ClientLeft when it breaks off."""
     too_large = TooLarge(f"The body is larger than {limit} bytes (max_body_bytes). Send less, or raise the limit.")
     declared = headers_of(scope).get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise too_large
     parts, size = [], 0
     while True:
@@ -92,6 +93,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 def headers_of(scope: Scope) -> dict[str, str]:
     """Request headers by lower-case name; of repeated ones the last."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def path_of(request: Request) -> str:
+    """The path that was routed. `request.url` is put together from the client's Host header and query, so it may name
+    another path (some versions of Starlette), or fail on a query that is not UTF-8."""
+    path: str = request.scope["path"]
+    return path
 
 
 class ModelDoor:
