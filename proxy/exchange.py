@@ -34,6 +34,7 @@ from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill
 from proxy.slots import Grant, NeedsTokens, Slot, Want
+from proxy.store_types import Snapshot
 
 log = structlog.get_logger(__name__)
 
@@ -305,7 +306,7 @@ class Exchange:
         slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
         fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
-            self.service.store.mark_effective(carried.snapshot.id, verdict.cause is not Cause.RESTORE_INEFFECTIVE)
+            self._judge(engine, carried.snapshot, timings, is_effective=verdict.cause is not Cause.RESTORE_INEFFECTIVE)
         if verdict.cause is Cause.RESTORE_INEFFECTIVE:
             engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)
         if r.fresh:
@@ -318,6 +319,14 @@ class Exchange:
             self.service.engines.suspect(engine, was_empty=was_empty)
         engine.refresh_abilities()
         engine.table.release(slot)
+
+    def _judge(self, engine: Engine, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
+        """What a restore was worth. A file that ends with the prompt may be useless for this prompt alone, where the
+        engine cannot go back by a token: the next turn extends it."""
+        if snapshot.n_tokens < timings.cache_n + timings.prompt_n:
+            self.service.store.mark_effective(snapshot.id, is_effective)
+        elif not engine.files_rewind and timings.cache_n == 0:
+            engine.files_step_back = False
 
     def _abandon(self, engine: Engine, slot: Slot, want: Want) -> None:
         """The engine still works for a client that left, or broke off: the slot's content is in doubt."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartProxy
-from tests.live.talk import CHATML, Conversation, all_free, engine_state, foxes, states_of, until_engine
+from tests.live.talk import CHATML, FOX, Conversation, all_free, engine_state, foxes, post, states_of, until_engine
 
 FLAGS = ("--parallel", "4", "--ctx-size", "16384")
 SPARE = 64
@@ -87,3 +87,17 @@ async def test_a_base_that_was_processed_ahead_is_counted(proxy_server: StartPro
     assert f'prompt_tokens_processed_total{{engine="engine0",kind="main",model="hybrid"}} {turn.n_prompt}.0' in (
         (await proxy.client.get("/metrics")).text
     )
+
+
+async def test_a_repeated_prompt_does_not_cost_its_snapshot(proxy_server: StartProxy) -> None:
+    """Hybrid: the same prompt again ends with its file, which engine A cannot use then; the next turn still does."""
+    flags = ("--parallel", "1", "--ctx-size", "8192")
+    proxy = await proxy_server(*flags, model="hybrid", engine_flags=CHATML)
+    talk = Conversation(proxy, foxes(1500, "Talk"), "one")
+    opened = await talk.say("hello")
+    await Conversation(proxy, foxes(1500, "Other"), "two").say("hello")
+    body = {"messages": talk.messages[:2], "max_tokens": 8, **FOX}
+    await post(proxy, "/v1/chat/completions", body, talk.headers)
+    await Conversation(proxy, foxes(1500, "Third"), "three").say("hello")
+    back = await talk.say("go on")
+    assert back.cache_n >= opened.n_prompt - 4, (back, proxy.said())
