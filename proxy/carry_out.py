@@ -202,9 +202,7 @@ async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> bool:
         await engine.client.erase_slot(slot.id)
     except EngineError as error:
         log.warning("erase_failed", engine=engine.name, slot=slot.id, error=str(error))
-        n_left = slot.n_tokens
-        slot.clear()
-        slot.n_tokens = n_left
+        slot.clear_owner()
         return False
     slot.clear()
     return True

@@ -263,6 +263,10 @@ class Exchange:
             self.clock.first = relay.first_event
             if not settled:
                 # Also when the engine is known to be lost (the slot is LEASED then): the lease is ours to give back.
+                if is_guest and not takes_over:
+                    slot.n_left = min(slot.n_owned, carried.predicted_cache_n)
+                elif slot.line != want.line.id:
+                    slot.clear_owner()  # what was his is overwritten, or about to be
                 self._abandon(engine, slot, want)
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
