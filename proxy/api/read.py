@@ -158,7 +158,7 @@ def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
     return ModelRequest(
         door=door,
         path=path,
-        who=who,
+        who=_with_adapters(who, body.get("lora")),
         prompt=prompt,
         first_user=first_user,
         model=_model(body),
@@ -168,6 +168,15 @@ def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
         fresh=body.get("cache_prompt") is False,
         body={key: value for key, value in body.items() if key not in OURS},
     )
+
+
+def _with_adapters(who: Identity, lora: object) -> Identity:
+    """Adapters change the KV of equal tokens, and llama-server compares tokens alone: like a salt they make a tenant of
+    its own, so that no slot and no file serves a prompt under other adapters (contract.md: part of the base)."""
+    mark = "\x1flora-"
+    if lora is None or mark in who.tenant:
+        return who
+    return replace(who, tenant=f"{who.tenant}{mark}{digest(orjson.dumps(lora)).hex()[:16]}")
 
 
 def _chat_prompt(body: Json) -> tuple[Prompt, bytes]:
