@@ -77,6 +77,7 @@ class Exchange:
         """Answers the client, also with an error; raises only CancelledError or ClientLeft, when the client left."""
         self._task = asyncio.current_task()
         try:
+            self.service.show(self.record.id, self.request.body)
             await self._story()
         except asyncio.CancelledError:
             if self.stopped is None:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.api.read import Json
 from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.lines import LineBook
@@ -17,6 +18,8 @@ from proxy.tenants import Tenants
 
 MOST_RECORDS = 1000
 """Requests that /slotkeeper/requests remembers."""
+MOST_BODIES = 32
+"""Bodies kept with --show-prompts; an agent's is 50 KB to a few MB."""
 
 
 @dataclass(eq=False)
@@ -32,6 +35,7 @@ class Service:
     tasks: Tasks
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
+    _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
 
     def remember(self, record: Record) -> None:
         """Keeps a finished request for /slotkeeper/requests, the oldest beyond MOST_RECORDS out."""
@@ -40,6 +44,18 @@ class Service:
             self.records.popitem(last=False)
         self.store.put_request(record.to_json())
 
+    def show(self, request: str, body: Json) -> None:
+        """Keeps a request's body for /slotkeeper/requests/ID, in memory, with --show-prompts only."""
+        if self.settings.show_prompts:
+            self._bodies[request] = body
+            while len(self._bodies) > MOST_BODIES:
+                self._bodies.popitem(last=False)
+
+    def described(self, record: Record) -> Json:
+        """A request for its tenant: positions and hashes, and the body where prompts may be shown."""
+        shown = {**record.to_json(), "tenant": owner(record.tenant)}
+        return {**shown, "body": self._bodies[record.id]} if record.id in self._bodies else shown
+
     def recall(self, found: list[dict[str, Any]]) -> None:
         """Requests of earlier runs, oldest first."""
         self.records.update((r.id, r) for r in map(Record.from_json, found) if r is not None)
@@ -47,7 +63,7 @@ class Service:
     def recent(self, last: int, tenant: str | None) -> list[dict[str, Any]]:
         """The newest requests, newest first; of one tenant unless `tenant` is None."""
         mine = (r for r in reversed(self.records.values()) if tenant in (None, owner(r.tenant)))
-        return [{**r.to_json(), "tenant": owner(r.tenant)} for r, _ in zip(mine, range(last), strict=False)]
+        return [self.described(r) for r, _ in zip(mine, range(last), strict=False)]
 
 
 def owner(tenant: str) -> str:

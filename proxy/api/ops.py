@@ -65,9 +65,7 @@ class Ops:
         record = self._service.records.get(name)
         if record is None or tenant not in (None, owner(record.tenant)):
             raise NotFound(f"No request {name[:40]!r} among the last {MOST_RECORDS}; see x-slotkeeper-request-id.")
-        return Response(
-            orjson.dumps({**record.to_json(), "tenant": owner(record.tenant)}), media_type="application/json"
-        )
+        return Response(orjson.dumps(self._service.described(record)), media_type="application/json")
 
     def _admin(self, request: Request) -> None:
         if not self._service.tenants.is_admin(request.state.tenant):

@@ -202,3 +202,13 @@ async def test_a_query_that_is_not_utf8(path: str, wire: Wire) -> None:
     status = int((await reader.readline()).split()[1])
     assert status < 500
     writer.close()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_prompts_are_shown_only_on_demand(shown: bool, serve: Serve, fake: FakeLlama) -> None:
+    """--show-prompts adds the body to a request's report; without it no text is there."""
+    wire = await serve(fake, show_prompts=shown)
+    answer = await wire.post(CHAT, chat("a secret word"))
+    await wire.recorded(1)
+    report = (await wire.get(f"/slotkeeper/requests/{answer.headers['x-slotkeeper-request-id']}")).text
+    assert ("a secret word" in report) is shown
