@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -116,6 +116,15 @@ class Timings:
             prompt_ms=_float(found, "prompt_ms"),
             predicted_n=_int(found, "predicted_n"),
             predicted_ms=_float(found, "predicted_ms"),
+        )
+
+    def after(self, first: Timings) -> Timings:
+        """The figures of both requests, where `first` processed a part of this one's prompt just before it."""
+        return replace(
+            self,
+            cache_n=max(0, self.cache_n - first.prompt_n),
+            prompt_n=self.prompt_n + first.prompt_n,
+            prompt_ms=self.prompt_ms + first.prompt_ms,
         )
 
 

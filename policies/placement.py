@@ -93,12 +93,12 @@ def _ways(q: Question, target: SlotFacts, idle: list[SlotFacts]) -> Iterator[tup
     if q.fresh:
         return
     for snapshot in q.snapshots if q.abilities.restore else ():
-        reused = _reusable(q, snapshot.common, snapshot.tokens, _rigid(q, snapshot.tokens))
+        reused = _reusable_file(q, snapshot.common, snapshot.tokens)
         if reused >= SAVE_AT_LEAST:
             yield _onto(q, target, Action.RESTORE, reused, "a snapshot holds its prefix", snapshot=snapshot.id), others
     if q.abilities.save and q.abilities.restore:
         for source in idle:
-            reused = 0 if source.foreign else _reusable(q, source.common, source.tokens, _rigid(q, source.tokens))
+            reused = 0 if source.foreign else _reusable_file(q, source.common, source.tokens)
             if source.id != target.id and reused >= SAVE_AT_LEAST:
                 yield _onto(q, target, Action.FORK, reused, "another slot holds its prefix", source=source.id), others
 
@@ -110,9 +110,13 @@ def _reusable(q: Question, common: int, held: int, rigid: int) -> int:
     return max(0, min(common, q.n_prompt - 1))
 
 
-def _rigid(q: Question, in_file: int) -> int:
-    """Tokens of a file that can only be kept together."""
-    return 0 if q.abilities.rewind_files else in_file
+def _reusable_file(q: Question, common: int, in_file: int) -> int:
+    """Tokens reused of a file. The engine always processes a prompt's last token again, so for one that ends with the
+    file it has to go back by one."""
+    a = q.abilities
+    if not (a.rewind_files or a.step_back_files) and in_file >= q.n_prompt:
+        return 0
+    return _reusable(q, common, in_file, 0 if a.rewind_files else in_file)
 
 
 def _in_place(q: Question, slot: SlotFacts) -> Place:
@@ -120,7 +124,7 @@ def _in_place(q: Question, slot: SlotFacts) -> Place:
         # The engine keeps checkpoints of its own for this slot, so the line's end is taken at its word.
         return Place(Action.CONTINUE, slot.id, max(0, min(slot.common, q.n_prompt - 1)), "it continues its line")
     reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens, slot.rigid)
-    if reused <= SMALL_TAIL:
+    if reused <= SMALL_TAIL or (reused < SAVE_AT_LEAST and slot.common < slot.owner_end):
         return _onto(
             q, slot, Action.COLD, 0, "nothing holds its prefix" if slot.is_empty else "cheapest slot to give up"
         )

@@ -119,7 +119,8 @@ class Abilities:
 
     `save`, `restore`: slot files work. `rewind`: a slot's end can be cut off at any token for free (dense memory, or a
     sliding window kept whole). `rewind_files`: so can the end of what was loaded from a file (dense memory only: a file
-    holds no more than the window of a local layer, also with --swa-full).
+    holds no more than the window of a local layer, also with --swa-full). `step_back_files`: at least by the few tokens
+    between a prompt's end and the checkpoint before it, which engine B keeps in the file and engine A does not.
     `save_cost`, `restore_cost`: prefill tokens that take as long as saving or restoring one token.
     """
 
@@ -127,6 +128,7 @@ class Abilities:
     restore: bool = True
     rewind: bool = True
     rewind_files: bool = True
+    step_back_files: bool = True
     save_cost: float = 0.05
     restore_cost: float = 0.02
 

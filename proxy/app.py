@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from proxy import __version__, errors
 from proxy.api.count import Counting
-from proxy.api.door import ERROR_BODIES, ModelDoor, dialect_of
+from proxy.api.door import ERROR_BODIES, ModelDoor, dialect_of, path_of
 from proxy.api.guard import Guard
 from proxy.api.ops import Ops, control_app
 from proxy.api.passthrough import ADMIN, EMBEDDING, READABLE, Passthrough
@@ -144,5 +144,5 @@ def _mount(app: FastAPI, service: Service) -> None:
 
 async def _answer(request: Request, error: Exception) -> Response:
     found = error if isinstance(error, SlotkeeperError) else errors.InternalError(str(error))
-    body = ERROR_BODIES.get(dialect_of(request.url.path), errors.body)(found)
+    body = ERROR_BODIES.get(dialect_of(path_of(request)), errors.body)(found)
     return Response(body, found.status, dict(found.headers), "application/json")

@@ -100,10 +100,10 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
     store = engine.store
     temp = store.temp_name(engine.fingerprint)
     n_bytes = int(slot.n_tokens * engine.costs.bytes_per_token)
-    if not await store.make_room(n_bytes, temp=temp, dir=engine.slot_dir):
+    if not await _has_room(engine, temp, n_bytes):
         engine.metrics.save_failed(engine.name, reason)
         log.warning("snapshot_has_no_room", engine=engine.name, slot=slot.id, n_tokens=slot.n_tokens)
-        await store.discard(temp)
+        await _discard(engine, temp)
         return None
     if kind == "line" and reason != "fork":
         await _end_at_boundary(engine, slot)
@@ -127,7 +127,7 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
     except (EngineError, StoreError) as error:
         engine.metrics.save_failed(engine.name, reason)
         log.warning("save_failed", engine=engine.name, slot=slot.id, reason=reason, error=str(error))
-        await store.discard(temp)
+        await _discard(engine, temp)
         slot.file_done(SlotState.SAVING)
         return None
     engine.learn_save(report)
@@ -137,6 +137,22 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
         slot.n_tokens = slot.saved = snapshot.n_tokens
         slot.snapshot = snapshot.id
     return snapshot
+
+
+async def _has_room(engine: Engine, temp: str, n_bytes: int) -> bool:
+    try:
+        return await engine.store.make_room(n_bytes, temp=temp, dir=engine.slot_dir)
+    except StoreError as error:
+        log.warning("store_failed", engine=engine.name, error=str(error))
+        return False
+
+
+async def _discard(engine: Engine, temp: str) -> None:
+    """What a failed discard leaves is deleted at the next start."""
+    try:
+        await engine.store.discard(temp)
+    except StoreError as error:
+        log.warning("store_failed", engine=engine.name, error=str(error))
 
 
 async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) -> bool:
@@ -186,9 +202,7 @@ async def _empty(engine: Engine, slot: Slot, lines: LineBook) -> bool:
         await engine.client.erase_slot(slot.id)
     except EngineError as error:
         log.warning("erase_failed", engine=engine.name, slot=slot.id, error=str(error))
-        n_left = slot.n_tokens
-        slot.clear()
-        slot.n_tokens = n_left
+        slot.clear_owner()
         return False
     slot.clear()
     return True

@@ -79,6 +79,8 @@ class Engine:
     can_rewind: bool = True
     files_rewind: bool = True
     """What was loaded from a slot file can be cut back too (policies/types.Abilities.rewind_files)."""
+    files_step_back: bool = True
+    """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files); until one did not."""
     unified: bool = True
     instance: int = 0
     ready: bool = False
@@ -181,6 +183,7 @@ class Engine:
             restore=self.can_save,
             rewind=self.can_rewind,
             rewind_files=self.files_rewind,
+            step_back_files=self.files_step_back,
             save_cost=c.save / c.prefill,
             restore_cost=c.restore / c.prefill,
         )

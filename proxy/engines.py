@@ -11,7 +11,6 @@ from pathlib import Path
 import structlog
 
 from llamacpp import engines as children
-from llamacpp import gguf, memory
 from llamacpp.capabilities import TemplateFacts, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
@@ -21,6 +20,7 @@ from policies.placement import SMALL_TAIL
 from proxy import fingerprint
 from proxy.config import Settings
 from proxy.engine import Engine
+from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, rewinds
 from proxy.errors import BadRequest, StoreError, UnknownModel
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
@@ -36,8 +36,6 @@ WATCH_SECONDS = 2.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
-DEFAULT_CTX = 32768
-"""Tokens of context of a child engine whose model could take more (contract.md, `--ctx-size`)."""
 
 
 @dataclass(eq=False)
@@ -222,6 +220,11 @@ class Engines:
                 why = child.obituary()
             except EngineSetupError as error:
                 why = str(error)
+            except Exception as error:  # whatever it is: without this loop there would never be an engine again
+                log.error("engine_not_kept", engine=engine.name, exc_info=error)
+                why = f"it could not be started ({type(error).__name__}); the log says more"
+                if child is not None:
+                    await child.stop(0)
             child = None
             self._children.pop(engine.name, None)
             if self.is_stopping():
@@ -238,8 +241,7 @@ class Engines:
         dead = asyncio.create_task(child.wait())
         try:
             while not dead.done():
-                if await engine.client.health():
-                    await self._take_over(engine)
+                if await self._is_taken_over(engine):
                     self.failed = None
                     log.info(
                         "engine_ready", engine=engine.name, kind=child.kind, model=engine.model, n_ctx=engine.n_ctx
@@ -249,6 +251,17 @@ class Engines:
                 await asyncio.wait({dead}, timeout=HEALTH_SECONDS)
         finally:
             dead.cancel()
+
+    async def _is_taken_over(self, engine: Engine) -> bool:
+        """Whether it serves now. One that dies, or stops answering, between two of our questions is asked again."""
+        if not await engine.client.health():
+            return False
+        try:
+            await self._take_over(engine)
+        except EngineError as error:
+            log.warning("engine_not_taken_over", engine=engine.name, error=str(error))
+            return False
+        return True
 
     def _lost_instance(self, engine: Engine, why: str) -> None:
         was_ready = engine.ready
@@ -341,50 +354,3 @@ def names_of(engine: Engine) -> set[str]:
         path = Path(engine.props.model_path)
         names |= {engine.props.model_alias, engine.props.model_path, path.name, path.stem}
     return names - {""}
-
-
-def child_spec(settings: Settings) -> children.EngineSpec:
-    """What to start. The context is the model's own, at most DEFAULT_CTX, unless it was asked for."""
-    chosen: list[str] = []
-    ctx = settings.ctx_size
-    if settings.model is not None and settings.model.is_file():
-        facts = memory.facts(gguf.read_header(settings.model))
-        ctx = ctx or min(facts.n_ctx_train or DEFAULT_CTX, DEFAULT_CTX)
-        if facts.kind == "swa":
-            # A sliding window that is not kept whole cannot be cut back (llama-server.md, "Sliding window ...").
-            chosen.append("--swa-full")
-    return children.EngineSpec(
-        model=settings.model,
-        kind=settings.engine,
-        llama_server=settings.llama_server,
-        parallel=settings.parallel,
-        ctx_size=ctx,
-        slot_dir=settings.slots_dir if settings.persist else None,
-        port=settings.engine_port,
-        extra=settings.engine_flags,
-        log_file=settings.logs_dir / "engine0.log",
-        alias=settings.model.stem if settings.model else None,
-        chosen=tuple(chosen),
-    )
-
-
-def can_rewind(spec: children.EngineSpec) -> bool:
-    """A slot's end can be cut off for free: dense memory, or a sliding window that is kept whole."""
-    if spec.model is None or not spec.model.is_file():
-        return True
-    return "--swa-full" in (*spec.chosen, *spec.extra) or rewinds(spec.model)
-
-
-def file_bytes_per_token(model: Path | None) -> float:
-    """Bytes that one more token adds to a slot file; 0.0 when the model's header is not at hand."""
-    if model is None or not model.is_file():
-        return 0.0
-    return memory.kv_bytes_per_token(memory.facts(gguf.read_header(model)))
-
-
-def rewinds(model: Path) -> bool:
-    """By the model's own header; a file that cannot be read is taken to be dense, and the engine's figures tell."""
-    try:
-        return memory.facts(gguf.read_header(model)).kind == "dense"
-    except (EngineSetupError, OSError):
-        return True

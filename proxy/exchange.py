@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 import orjson
 import structlog
 
 from llamacpp.errors import EngineError, EngineUnreachable
 from llamacpp.reports import Timings
-from llamacpp.wire import Asked, must_be_whole, streamed
+from llamacpp.wire import Asked
 from policies.causes import Cause
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
-from proxy.carry_out import Carried, carry_out, give_back
+from proxy.carry_out import Carried, carry_out, give_back, save
 from proxy.engine import Engine
 from proxy.engine_errors import answered, as_ours, too_long
 from proxy.errors import (
     BadRequest,
+    ClientLeft,
     InternalError,
     PoolExceeded,
     ShuttingDown,
@@ -29,12 +30,15 @@ from proxy.errors import (
 )
 from proxy.lines import Found, Line, new_line
 from proxy.relay import Relay
-from proxy.rendering import cut_base, render, render_pending
+from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill
 from proxy.slots import Grant, NeedsTokens, Slot, Want
+from proxy.store_types import Snapshot
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 CLOSE_TO_FULL = 0.9
 """Share of the pool above which an estimate of a prompt's tokens is not good enough and it is rendered."""
@@ -66,11 +70,14 @@ class Exchange:
         self.clock = Clock()
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
+        self._base: Timings | None = None
+        """What processing the base ahead of this cold prompt took: it is part of the prompt's own work."""
 
     async def run(self) -> None:
-        """Answers the client, also with an error; raises only CancelledError, when the client left."""
+        """Answers the client, also with an error; raises only CancelledError or ClientLeft, when the client left."""
         self._task = asyncio.current_task()
         try:
+            self.service.show(self.record.id, self.request.body)
             await self._story()
         except asyncio.CancelledError:
             if self.stopped is None:
@@ -79,6 +86,9 @@ class Exchange:
             if self._task is not None:
                 self._task.uncancel()
             await self._fail(self.stopped)
+        except ClientLeft:
+            self.record.outcome = "client_left"
+            raise
         except SlotkeeperError as error:
             await self._fail(error)
         except EngineError as error:
@@ -126,6 +136,8 @@ class Exchange:
                 await self._render(engine, want)
             grant = await self._acquire(engine, want)
             carried = await self._carry_out(engine, grant, want)
+            if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
+                await self._cut_base(engine, grant.target, want)
             await self._converse(engine, grant, want, found, carried)
         finally:
             line.running -= 1
@@ -143,8 +155,7 @@ class Exchange:
 
     def _want(self, engine: Engine, line: Line, found: Found) -> Want:
         """What to ask the slot table for; unrendered when the prompt continues what a slot holds."""
-        r, settings = self.request, self.service.settings
-        reserve = min(r.max_tokens if r.max_tokens is not None else settings.reply_reserve, settings.reply_reserve)
+        r, reserve = self.request, self._reserve(engine)
         slot = engine.table.holding(line.id) if found.match is Match.EXTENDS else None
         n_prompt = line.tokens_of(r.prompt.n_bytes)
         if slot is not None:
@@ -155,6 +166,13 @@ class Exchange:
         is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
         want.is_hot = slot is not None and r.door == "chat" and not r.fresh and not is_close
         return want
+
+    def _reserve(self, engine: Engine) -> int:
+        """Tokens of the pool kept free for the reply. One that does not come as a stream cannot be watched growing,
+        so it gets at once whatever it may come to (design.md, rule 8)."""
+        r, usual = self.request, self.service.settings.reply_reserve
+        most = engine.n_ctx if r.is_unseen else usual
+        return most if r.max_tokens is None else min(r.max_tokens, most)
 
     async def _render(self, engine: Engine, want: Want) -> None:
         """Exact tokens for a prompt that has to be compared; refuses one that no slot can hold."""
@@ -190,22 +208,32 @@ class Exchange:
 
     async def _carry_out(self, engine: Engine, grant: Grant, want: Want) -> Carried:
         """Runs to its end whatever the client does: a half-done save or restore would leave a slot in doubt."""
-        task: asyncio.Task[Carried] = self.service.tasks.spawn(self._prepare(engine, grant, want), "carry-out")
-        try:
-            carried = await asyncio.shield(task)
-        except BaseException:
-            task.add_done_callback(lambda _: give_back(engine, grant.target))
-            raise
+        work = carry_out(engine, grant, self.service.lines, want.line.id)
+        carried = await self._to_its_end(work, engine, grant.target)
         self.record.placement, self.record.reason = carried.action, grant.place.reason
         self.record.slot, self.record.predicted_cache_n = grant.target.id, carried.predicted_cache_n
         engine.metrics.placement(engine.name, carried.action.value)
         return carried
 
-    async def _prepare(self, engine: Engine, grant: Grant, want: Want) -> Carried:
-        carried = await carry_out(engine, grant, self.service.lines, want.line.id)
-        if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
-            await cut_base(engine, grant.target, self.request, want)
-        return carried
+    async def _to_its_end(self, work: Coroutine[Any, Any, T], engine: Engine, slot: Slot) -> T:
+        """What must be finished for the leased slot's sake; when the client leaves meanwhile, the slot is given back
+        afterwards."""
+        task: asyncio.Task[T] = self.service.tasks.spawn(work, "carry-out")
+        try:
+            return await asyncio.shield(task)
+        except BaseException:
+            task.add_done_callback(lambda _: give_back(engine, slot))
+            raise
+
+    async def _cut_base(self, engine: Engine, slot: Slot, want: Want) -> None:
+        """Keeps the base of a cold prompt: its prefill ends with its client, like any other; its file does not."""
+        try:
+            self._base = await process_base(engine, slot, self.request, want)
+        except BaseException:
+            self._abandon(engine, slot, want)
+            raise
+        if self._base is not None:
+            await self._to_its_end(save(engine, slot, "base", kind="base"), engine, slot)
 
     async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
@@ -236,24 +264,20 @@ class Exchange:
             self.clock.first = relay.first_event
             if not settled:
                 # Also when the engine is known to be lost (the slot is LEASED then): the lease is ours to give back.
-                self._abandon(engine, slot, want, found)
+                if is_guest and not takes_over:
+                    slot.n_left = min(slot.n_owned, carried.predicted_cache_n)
+                elif slot.line != want.line.id:
+                    slot.clear_owner()  # what was his is overwritten, or about to be
+                self._abandon(engine, slot, want)
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
-        # A writer reads of `__verbose` only what a stream's last chunk has, too; asked for whole, nobody could leave.
-        asked = r.body if r.writer is None else {**r.body, "verbose": False}
-        whole = None if r.stream else must_be_whole(asked, r.shapes)
-        body = {**(r.body if whole else streamed(r.body, r.shapes)), "id_slot": slot.id, "cache_prompt": may_reuse}
-        if r.writer is not None and not whole:
-            options = body.get("stream_options")
-            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-            if "echo" not in r.body:
-                body.pop("echo", None)  # other dialects do not repeat the beginning of an answer that they were given
+        body = r.sent(slot.id, may_reuse=may_reuse)
         self.clock.sent = time.perf_counter()
         async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
             if response.status_code != 200:
                 raise answered(response.status_code, await response.aread())
-            if whole:
+            if r.is_unseen:
                 await relay.whole(await response.aread())
             else:
                 await relay.events(response.aiter_raw(), slot.runner)
@@ -278,11 +302,12 @@ class Exchange:
         was_empty = was_empty and engine.kind == "attached"
         if was_empty:
             line.lost = Cause.ENGINE_RESTART
-        verdict = after_answer(engine, slot, line, found, self.record, timings, stem=found.line)
+        done = timings if self._base is None else timings.after(self._base)
+        verdict = after_answer(engine, slot, line, found, self.record, done, stem=found.line)
         slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
         fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
-            self.service.store.mark_effective(carried.snapshot.id, verdict.cause is not Cause.RESTORE_INEFFECTIVE)
+            self._judge(engine, carried.snapshot, timings, is_effective=verdict.cause is not Cause.RESTORE_INEFFECTIVE)
         if verdict.cause is Cause.RESTORE_INEFFECTIVE:
             engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)
         if r.fresh:
@@ -296,7 +321,15 @@ class Exchange:
         engine.refresh_abilities()
         engine.table.release(slot)
 
-    def _abandon(self, engine: Engine, slot: Slot, want: Want, found: Found) -> None:
+    def _judge(self, engine: Engine, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
+        """What a restore was worth. A file that ends with the prompt may be useless for this prompt alone, where the
+        engine cannot go back by a token: the next turn extends it."""
+        if snapshot.n_tokens < timings.cache_n + timings.prompt_n:
+            self.service.store.mark_effective(snapshot.id, is_effective)
+        elif not engine.files_rewind and timings.cache_n == 0:
+            engine.files_step_back = False
+
+    def _abandon(self, engine: Engine, slot: Slot, want: Want) -> None:
         """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
         slot.apply(SlotEvent.CANCELLED)
         if not want.fresh and slot.line in (None, want.line.id):

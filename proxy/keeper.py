@@ -12,6 +12,7 @@ from policies.prefix import common_prefix, n_tokens
 from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, exit_order, is_worth, next_base, next_save, relieve
 from proxy.carry_out import evict, give_back, restore, save
 from proxy.engine import Engine
+from proxy.errors import StoreError
 from proxy.rendering import BASE_AT_LEAST, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
@@ -36,14 +37,21 @@ class Keeper:
         self._reconciled = 0.0
 
     async def run(self) -> None:
-        """Rounds of upkeep for every engine that is idle."""
+        """Rounds of upkeep for every engine that is idle. Cancelled, it leaves a round that is under way to its end:
+        a slot whose save was broken off would be nobody's, and could not be saved at exit."""
         while True:
             await asyncio.sleep(ROUND_SECONDS)
             for engine in self._service.engines.all:
-                try:
-                    await self._round(engine)
-                except EngineError as error:
-                    log.warning("upkeep_failed", engine=engine.name, error=str(error))
+                await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
+
+    async def _safe_round(self, engine: Engine) -> None:
+        """Whatever goes wrong in one round, there is a next one."""
+        try:
+            await self._round(engine)
+        except (EngineError, StoreError) as error:
+            log.warning("upkeep_failed", engine=engine.name, error=str(error))
+        except Exception as error:
+            log.error("upkeep_broken", engine=engine.name, exc_info=error)
 
     async def _round(self, engine: Engine) -> None:
         if not engine.ready or engine.table.runners() or engine.table.has_waiting():
@@ -53,8 +61,9 @@ class Keeper:
             await self._service.engines.reconcile(engine)
             await self._service.engines.identify(engine)
         await self._render_ahead(engine)
-        if engine.can_save:
+        if engine.can_save and not self._service.stopping:
             await self._save_one(engine)
+        if engine.can_save and not self._service.stopping:
             await self._base_one(engine)
 
     async def _render_ahead(self, engine: Engine) -> None:
@@ -131,7 +140,7 @@ class Keeper:
         tenant, line = slot.tenant, slot.line or ""
         whole = engine.snapshot(slot.snapshot) if slot.snapshot and slot.saved >= n_tokens(base) else None
         whole = whole or await save(engine, slot, "base")
-        if whole is None or not await restore(engine, target, whole, line):
+        if whole is None or self._service.stopping or not await restore(engine, target, whole, line):
             return
         try:
             await engine.client.prime(target.id, base)

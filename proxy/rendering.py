@@ -11,10 +11,10 @@ import orjson
 import structlog
 
 from llamacpp.errors import EngineError
+from llamacpp.reports import Timings
 from policies.prefix import common_prefix, n_tokens
 from policies.slot_state import SlotState
 from proxy.api.read import ModelRequest
-from proxy.carry_out import save
 from proxy.engine import Engine
 from proxy.lines import Line
 from proxy.slots import Slot, Want
@@ -109,24 +109,25 @@ async def base_tokens(engine: Engine, base: bytes, body: bytes) -> bytes:
     return engine.bases[base]
 
 
-async def cut_base(engine: Engine, slot: Slot, request: ModelRequest, want: Want) -> None:
-    """Processes the base alone in a leased, cold slot and keeps it, where memory cannot be cut back to it later.
+async def process_base(engine: Engine, slot: Slot, request: ModelRequest, want: Want) -> Timings | None:
+    """Processes the base alone in a leased, cold slot, to be kept where memory cannot be cut back to it later.
 
     The base would be processed next anyway: the price is the file and 1-4 tokens (llama-server.md, "Slot files").
+    Cancelling it leaves the slot's content in doubt. None when there is nothing to keep.
     """
     if request.door != "chat" or not engine.can_save or want.tokens is None:
-        return
+        return None
     base = await base_tokens(engine, request.prompt.base, orjson.dumps(request.body))
     size = n_tokens(base)
     if size < BASE_AT_LEAST or common_prefix(base, want.tokens) < size or has_base(engine, want.tenant, base):
-        return
+        return None
     try:
-        await engine.client.prime(slot.id, base)
+        timings = await engine.client.prime(slot.id, base)
     except EngineError as error:
         log.warning("base_not_cut", engine=engine.name, slot=slot.id, error=str(error))
-        return
+        return None
     slot.tokens, slot.n_tokens, slot.tenant, slot.line = base, size, want.tenant, want.line.id
-    await save(engine, slot, "base", kind="base")
+    return timings
 
 
 def has_base(engine: Engine, tenant: str, base: bytes) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from proxy.api.read import Json
 from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import Dialect
@@ -24,6 +25,8 @@ MOST_DROPPED = 256
 """Names of fields without effect that are logged in the life of a process."""
 MOST_RECORDS = 1000
 """Requests that /slotkeeper/requests remembers."""
+MOST_BODIES = 32
+"""Bodies kept with --show-prompts; an agent's is 50 KB to a few MB."""
 
 
 @dataclass(eq=False)
@@ -40,6 +43,7 @@ class Service:
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
     _dropped: set[str] = field(default_factory=set)
+    _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
 
     def remember(self, record: Record) -> None:
         """Keeps a finished request for /slotkeeper/requests, the oldest beyond MOST_RECORDS out."""
@@ -58,6 +62,18 @@ class Service:
             self._dropped.update(new)
             log.info("fields_without_effect", dialect=dialect, fields=new)
 
+    def show(self, request: str, body: Json) -> None:
+        """Keeps a request's body for /slotkeeper/requests/ID, in memory, with --show-prompts only."""
+        if self.settings.show_prompts:
+            self._bodies[request] = body
+            while len(self._bodies) > MOST_BODIES:
+                self._bodies.popitem(last=False)
+
+    def described(self, record: Record) -> Json:
+        """A request for its tenant: positions and hashes, and the body where prompts may be shown."""
+        shown = {**record.to_json(), "tenant": owner(record.tenant)}
+        return {**shown, "body": self._bodies[record.id]} if record.id in self._bodies else shown
+
     def recall(self, found: list[dict[str, Any]]) -> None:
         """Requests of earlier runs, oldest first."""
         self.records.update((r.id, r) for r in map(Record.from_json, found) if r is not None)
@@ -65,7 +81,7 @@ class Service:
     def recent(self, last: int, tenant: str | None) -> list[dict[str, Any]]:
         """The newest requests, newest first; of one tenant unless `tenant` is None."""
         mine = (r for r in reversed(self.records.values()) if tenant in (None, owner(r.tenant)))
-        return [{**r.to_json(), "tenant": owner(r.tenant)} for r, _ in zip(mine, range(last), strict=False)]
+        return [self.described(r) for r, _ in zip(mine, range(last), strict=False)]
 
 
 def owner(tenant: str) -> str:

@@ -98,6 +98,12 @@ class Slot:
         self.was_restored = False
         self.tokens = b""
 
+    def clear_owner(self) -> None:
+        """What it holds is nobody's; its cells are not free yet."""
+        n_tokens = self.n_tokens
+        self.clear()
+        self.n_tokens = n_tokens
+
     @property
     def is_idle(self) -> bool:
         """Free to lease."""

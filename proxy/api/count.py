@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from llamacpp.errors import EngineError
 from proxy.api import read_messages
-from proxy.api.door import headers_of, read_body
+from proxy.api.door import headers_of, path_of, read_body
 from proxy.api.read import Told, identity, read
 from proxy.engine_errors import as_ours
 from proxy.rendering import render_chat
@@ -30,7 +30,7 @@ class Counting:
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
         headers = headers_of(request.scope)
         told = Told(headers, self._service.engines.template)
-        asked = read("messages", request.url.path, raw, identity(request.state.tenant, headers), told)
+        asked = read("messages", path_of(request), raw, identity(request.state.tenant, headers), told)
         engine = self._service.engines.pick(asked.model)
         engine.require_ready()
         try:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
 from proxy import errors
 from proxy.api import write_messages, write_responses
@@ -39,8 +40,13 @@ def dialect_of(path: str) -> errors.Dialect:
     return "responses" if path.endswith("/responses") else "chat"
 
 
+STALLED_SECONDS = 60.0
+"""A client whose connection takes nothing for so long (a laptop that sleeps) is taken to have left: until its answer is
+read from the engine, nobody else gets the slot."""
+
+
 class AsgiOut:
-    """proxy.exchange.Out over one ASGI connection."""
+    """proxy.exchange.Out over one ASGI connection. Raises ClientLeft for a client that stopped reading."""
 
     def __init__(self, send: Send, dialect: errors.Dialect) -> None:
         self._send = send
@@ -53,15 +59,22 @@ class AsgiOut:
         """Sends the status line and headers."""
         self.started = True
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._pass_on({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes) -> None:
         """Sends a piece of the body."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._pass_on({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """Ends the body."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._pass_on({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass_on(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientLeft(f"The client read nothing for {STALLED_SECONDS:.0f} s.") from None
 
     async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None:
         """The error in the client's dialect: a status and a body, or an event in a stream that has begun."""
@@ -79,7 +92,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body; raises TooLarge beyond `limit` bytes, ClientLeft when it breaks off."""
     too_large = TooLarge(f"The body is larger than {limit} bytes (max_body_bytes). Send less, or raise the limit.")
     declared = headers_of(scope).get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise too_large
     parts, size = [], 0
     while True:
@@ -97,6 +110,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 def headers_of(scope: Scope) -> dict[str, str]:
     """Request headers by lower-case name; of repeated ones the last."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def path_of(request: Request) -> str:
+    """The path that was routed. `request.url` is put together from the client's Host header and query, so it may name
+    another path (some versions of Starlette), or fail on a query that is not UTF-8."""
+    path: str = request.scope["path"]
+    return path
 
 
 class ModelDoor:
@@ -149,7 +169,7 @@ async def until_left(work: asyncio.Task[None], receive: Receive) -> None:
         if not work.done():
             work.cancel()
         await asyncio.gather(work, gone, return_exceptions=True)
-    if not work.cancelled() and (error := work.exception()) is not None and not isinstance(error, OSError):
+    if not work.cancelled() and (error := work.exception()) is not None and not isinstance(error, OSError | ClientLeft):
         raise error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Answered without a key (contract.md, `--api-key-file`)."""
+_HOST = re.compile(r"[A-Za-z0-9._\[\]:-]{1,300}")
+"""Nothing that could end the name in a URL built from it (some versions of Starlette put the header into one)."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -42,7 +45,8 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check_origin(self, headers: dict[str, str]) -> None:
-        host = _name(f"//{headers.get('host', '')}")
+        given = headers.get("host", "")
+        host = _name(f"//{given}") if _HOST.fullmatch(given) else ""
         if host not in self._hosts:
             raise Forbidden(
                 f"The Host header names '{host[:80]}', which is not this proxy. If it should be, start Slotkeeper with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from starlette.routing import Route
 
 from policies.slot_state import SlotState
 from proxy import __version__, errors
+from proxy.api.door import path_of
 from proxy.engine import Engine
 from proxy.errors import Forbidden, NotFound, SlotkeeperError, StoreError
 from proxy.service import MOST_RECORDS, Service, owner
@@ -52,7 +54,7 @@ class Ops:
     async def requests(self, request: Request) -> Response:
         """GET /slotkeeper/requests[?last=N]: newest first."""
         text = request.query_params.get("last", "50")
-        if not text.isdigit():
+        if not re.fullmatch("[0-9]{1,9}", text):
             raise errors.BadRequest(f"last={text[:20]} is not a whole number.", param="last")
         found = self._service.recent(min(int(text), MOST_RECORDS), self._seen_by(request))
         return Response(orjson.dumps({"requests": found}), media_type="application/json")
@@ -63,13 +65,11 @@ class Ops:
         record = self._service.records.get(name)
         if record is None or tenant not in (None, owner(record.tenant)):
             raise NotFound(f"No request {name[:40]!r} among the last {MOST_RECORDS}; see x-slotkeeper-request-id.")
-        return Response(
-            orjson.dumps({**record.to_json(), "tenant": owner(record.tenant)}), media_type="application/json"
-        )
+        return Response(orjson.dumps(self._service.described(record)), media_type="application/json")
 
     def _admin(self, request: Request) -> None:
         if not self._service.tenants.is_admin(request.state.tenant):
-            raise Forbidden(f"{request.url.path} shows every tenant's numbers: it needs a key of the tenant 'admin'.")
+            raise Forbidden(f"{path_of(request)} shows every tenant's numbers: it needs a key of the tenant 'admin'.")
 
     def _seen_by(self, request: Request) -> str | None:
         tenant: str = request.state.tenant

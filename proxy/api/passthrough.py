@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamacpp.errors import EngineError
-from proxy.api.door import headers_of, read_body
+from proxy.api.door import headers_of, path_of, read_body
 from proxy.api.read import parse
 from proxy.engine import Engine
 from proxy.engine_errors import answered, as_ours
@@ -56,10 +56,10 @@ class Passthrough:
         """Passes a reading request to the engine that `?model=` or the body names, else to the first."""
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
         engine = self._engine(request, raw)
-        if request.url.path.endswith("health"):
+        if path_of(request).endswith("health"):
             engine.require_ready()
         answer = await self._ask(engine, request, raw)
-        if request.url.path == "/props" and answer.status_code == httpx.codes.OK:
+        if path_of(request) == "/props" and answer.status_code == httpx.codes.OK:
             return self._own_props(answer)
         return _response(answer)
 
@@ -74,11 +74,11 @@ class Passthrough:
         """A write to the engine: refused unless --allow-engine-admin; our table is checked against it afterwards."""
         if not self._service.settings.allow_engine_admin:
             raise Forbidden(
-                f"{request.method} {request.url.path} changes the engine behind Slotkeeper's back, so it is refused. "
+                f"{request.method} {path_of(request)} changes the engine behind Slotkeeper's back, so it is refused. "
                 "Start Slotkeeper with --allow-engine-admin to open it."
             )
         if not self._service.tenants.is_admin(request.state.tenant):
-            raise Forbidden(f"{request.url.path} reaches every tenant's slots: it needs a key of the tenant 'admin'.")
+            raise Forbidden(f"{path_of(request)} reaches every tenant's slots: it needs a key of the tenant 'admin'.")
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
         engine = self._engine(request, raw)
         answer = await self._ask(engine, request, raw)
@@ -129,7 +129,7 @@ class Passthrough:
     async def unknown(self, request: Request) -> Response:
         """Everything that is not on the list."""
         raise NotFound(
-            f"{request.method} {request.url.path} is not served here. Slotkeeper lets through a fixed list of "
+            f"{request.method} {path_of(request)} is not served here. Slotkeeper lets through a fixed list of "
             "llama-server's endpoints (README, 'Endpoints'); ask the engine itself for others."
         )
 
@@ -153,7 +153,7 @@ class Passthrough:
         params = {n: v for n, v in request.query_params.items() if n not in ("model", "autoload")}
         try:
             return await engine.client.request(
-                request.method, request.url.path, content=raw or None, params=params, headers=headers, seconds=60
+                request.method, path_of(request), content=raw or None, params=params, headers=headers, seconds=60
             )
         except EngineError as error:
             raise as_ours(error) from error

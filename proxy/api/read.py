@@ -9,7 +9,7 @@ from typing import Any, Literal
 import orjson
 
 from llamacpp.capabilities import TemplateFacts
-from llamacpp.wire import Kind, is_one_prompt
+from llamacpp.wire import Kind, is_one_prompt, must_be_whole, streamed
 from policies.system_text import fold
 from policies.types import Prompt, digest
 from proxy.api import read_messages, read_responses
@@ -92,6 +92,28 @@ class ModelRequest:
     def stream(self) -> bool:
         """The client wants events."""
         return self.body.get("stream") is True
+
+    @property
+    def is_unseen(self) -> bool:
+        """The engine has to be asked for the answer whole: nobody sees it grow."""
+        if self.stream:
+            return False
+        # A writer reads of `__verbose` only what a stream's last chunk has, too; asked for whole, nobody could leave.
+        asked = self.body if self.writer is None else {**self.body, "verbose": False}
+        return must_be_whole(asked, self.shapes) is not None
+
+    def sent(self, slot: int, *, may_reuse: bool) -> Json:
+        """The body for the engine: pinned, and streamed with progress where that is possible."""
+        ours = {"id_slot": slot, "cache_prompt": may_reuse}
+        if self.is_unseen:
+            return {**self.body, **ours}
+        body = {**streamed(self.body, self.shapes), **ours}
+        if self.writer is not None:
+            options = body.get("stream_options")
+            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+            if "echo" not in self.body:
+                body.pop("echo", None)  # other dialects do not repeat the beginning of an answer that they were given
+        return body
 
     @property
     def kind(self) -> Literal["main", "subagent"]:
@@ -202,7 +224,7 @@ def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
     return ModelRequest(
         door=door,
         path=path,
-        who=who,
+        who=_with_adapters(who, body.get("lora")),
         prompt=prompt,
         first_user=first_user,
         model=_model(body),
@@ -213,6 +235,15 @@ def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
         dialect="native" if door == "infill" else door,
         body={key: value for key, value in body.items() if key not in OURS},
     )
+
+
+def _with_adapters(who: Identity, lora: object) -> Identity:
+    """Adapters change the KV of equal tokens, and llama-server compares tokens alone: like a salt they make a tenant of
+    its own, so that no slot and no file serves a prompt under other adapters (contract.md: part of the base)."""
+    mark = "\x1flora-"
+    if lora is None or mark in who.tenant:
+        return who
+    return replace(who, tenant=f"{who.tenant}{mark}{digest(orjson.dumps(lora)).hex()[:16]}")
 
 
 def _chat_prompt(body: Json) -> tuple[Prompt, bytes]:

@@ -1,12 +1,13 @@
 """A new conversation of a known agent costs its own new tokens, not the agent's system text and tools again."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from tests.conftest import StartProxy
-from tests.live.talk import CHATML, Conversation, engine_state, foxes, until_engine
+from tests.live.talk import CHATML, FOX, Conversation, all_free, engine_state, foxes, post, states_of, until_engine
 
 FLAGS = ("--parallel", "4", "--ctx-size", "16384")
 SPARE = 64
@@ -62,3 +63,41 @@ async def test_base_snapshot_is_made_when_idle(proxy_server: StartProxy) -> None
     assert turn.headers["x-slotkeeper-placement"] == "restore"
     held = (await engine_state(proxy))["slots"]
     assert sum(slot["n_tokens"] > 0 for slot in held) == 2, json.dumps(held)
+
+
+async def test_leaving_while_a_base_is_processed(proxy_server: StartProxy) -> None:
+    """Hybrid: the base is processed ahead of its prompt; that ends with its client, like any other prefill."""
+    proxy = await proxy_server("--parallel", "1", "--ctx-size", "32768", model="hybrid", engine_flags=CHATML)
+    body = {"messages": [{"role": "system", "content": foxes(16_000, "Long")}, {"role": "user", "content": "hi"}]}
+    client = asyncio.create_task(proxy.client.post("/v1/chat/completions", json=body))
+    await until_engine(proxy, lambda engine: states_of(engine) == ["leased"])
+    client.cancel()
+    await until_engine(proxy, all_free)
+    (slot,) = (await engine_state(proxy))["slots"]
+    assert slot["n_tokens"] < 16_000, "the engine went on for nobody"
+    assert (await Conversation(proxy).say("still there?")).predicted_n == 8
+
+
+async def test_a_base_that_was_processed_ahead_is_counted(proxy_server: StartProxy) -> None:
+    """Hybrid: it is work that the first conversation caused, not something that lay in the cache."""
+    proxy = await proxy_server(*FLAGS, model="hybrid", engine_flags=CHATML)
+    turn = await Conversation(proxy, SYSTEM, "one").say("hello", tools=TOOLS)
+    (record,) = (await proxy.client.get("/slotkeeper/requests")).json()["requests"]
+    assert (record["cache_n"], record["prompt_n"]) == (0, turn.n_prompt)
+    assert f'prompt_tokens_processed_total{{engine="engine0",kind="main",model="hybrid"}} {turn.n_prompt}.0' in (
+        (await proxy.client.get("/metrics")).text
+    )
+
+
+async def test_a_repeated_prompt_does_not_cost_its_snapshot(proxy_server: StartProxy) -> None:
+    """Hybrid: the same prompt again ends with its file, which engine A cannot use then; the next turn still does."""
+    flags = ("--parallel", "1", "--ctx-size", "8192")
+    proxy = await proxy_server(*flags, model="hybrid", engine_flags=CHATML)
+    talk = Conversation(proxy, foxes(1500, "Talk"), "one")
+    opened = await talk.say("hello")
+    await Conversation(proxy, foxes(1500, "Other"), "two").say("hello")
+    body = {"messages": talk.messages[:2], "max_tokens": 8, **FOX}
+    await post(proxy, "/v1/chat/completions", body, talk.headers)
+    await Conversation(proxy, foxes(1500, "Third"), "three").say("hello")
+    back = await talk.say("go on")
+    assert back.cache_n >= opened.n_prompt - 4, (back, proxy.said())

@@ -12,6 +12,7 @@ from tests.live.talk import (
     CHATML,
     FOX,
     KEY,
+    Conversation,
     Json,
     all_free,
     complete,
@@ -110,3 +111,18 @@ async def poll(proxy: ProxyServer) -> None:
     """Looks at the state, again and again."""
     while True:
         await engine_state(proxy)
+
+
+async def test_leaving_a_slot_that_was_taken_over(proxy_server: StartProxy) -> None:
+    """Its former owner is not looked for in what the other left there: the file that was saved for him serves."""
+    flags = ("--parallel", "1", "--ctx-size", "32768")
+    proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
+    talk = Conversation(proxy, foxes(1500, "Talk"), "one")
+    opened = await talk.say("hello")
+    body = {"messages": user(foxes(LONG, "Other")), "max_tokens": 1}
+    other = asyncio.create_task(proxy.client.post("/v1/chat/completions", json=body))
+    await until_engine(proxy, lambda engine: states_of(engine) == ["busy"])
+    other.cancel()
+    await until_engine(proxy, all_free)
+    back = await talk.say("go on")
+    assert (back.headers["x-slotkeeper-placement"], back.cache_n) == ("restore", opened.n_prompt + 8 - 1)

@@ -77,3 +77,13 @@ async def test_many_at_once(proxy_server: StartProxy) -> None:
     for word, turns in zip(words, await asyncio.gather(*map(two_turns, talks, words)), strict=True):
         assert [t.text.split() for t in turns] == [[word.strip()] * 8] * 2
         assert turns[1].cache_n >= turns[0].n_prompt, json.dumps(turns[1].raw)
+
+
+async def test_answers_that_are_not_seen_growing(proxy_server: StartProxy) -> None:
+    """Log-probabilities come whole only: such a runner gets its whole reply reserved, and the pool never overflows."""
+    flags = ("--parallel", "2", "--ctx-size", "1024", "--reply-reserve", "32")
+    proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
+    more = {"logprobs": True, "temperature": 0, "ignore_eos": True, "max_tokens": 700}
+    both = [post(proxy, CHAT, {"messages": user(foxes(100, name)), **more}) for name in ("One", "Two")]
+    for turn in await asyncio.gather(*both):
+        assert turn.predicted_n == 700, turn.raw

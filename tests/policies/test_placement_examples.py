@@ -255,3 +255,13 @@ def test_of_two_alike_the_lower_slot_goes_first() -> None:
 
 def test_all_slots_busy() -> None:
     assert place(Question(10, 10, (SlotFacts(0, 5, idle=False),))) == Wait("every slot is busy")
+
+
+def test_a_prompt_that_ends_with_a_file() -> None:
+    """The engine has to go back by one token: where it cannot, a shorter file that it extends serves."""
+    whole, base = SnapshotFacts("whole", 800, 800), SnapshotFacts("base", 300, 300)
+    q = Question(800, 100, EMPTY, snapshots=(whole, base), abilities=Abilities(rewind=False, rewind_files=False))
+    assert go(q).snapshot == "whole"
+    cannot = replace(q, abilities=replace(q.abilities, step_back_files=False))
+    assert (go(cannot).snapshot, go(cannot).predicted_cache_n) == ("base", 300)
+    assert go(replace(cannot, n_prompt=801)).snapshot == "whole"

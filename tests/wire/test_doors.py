@@ -290,3 +290,16 @@ async def test_an_engine_that_answers_junk(path: str, junk: bytes, wire: Wire, f
     fake.junk = junk
     answer = await wire.get(path)
     assert (answer.status_code, answer.json()["source"]) == (502, "engine")
+
+
+async def test_other_adapters_share_no_tokens(serve: Serve) -> None:
+    """Equal tokens, other KV: what was processed under one list of adapters serves no prompt under another."""
+    async with FakeLlama(n_slots=1) as fake:
+        wire = await serve(fake)
+        for lora in (None, [{"id": 0, "scale": 0.5}], [], [{"id": 0, "scale": 1.0}], None):
+            more = {} if lora is None else {"lora": lora}
+            timings = (await wire.post(CHAT, chat("word " * 200, **more))).json()["timings"]
+            assert timings["cache_n"] == 0, lora
+            again = (await wire.post(CHAT, chat("word " * 200, **more))).json()["timings"]
+            assert again["cache_n"] > 200
+        assert {record["tenant"] for record in await wire.records()} == {"local"}

@@ -1,8 +1,10 @@
 """Who may ask what: hosts, pages, keys, tenants; and what never goes upstream."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.fakes.llama import FakeLlama
@@ -170,3 +172,43 @@ async def test_the_engine_may_not_speak_for_us(wire: Wire, fake: FakeLlama) -> N
         assert answer.status_code == 200
         for name in ("x-engine", "access-control-allow-origin", "set-cookie", "connection"):
             assert name not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost/slots/0?x=", "localhost/slots?", "localhost#", "localhost\\@evil", "localhost, a"]
+)
+async def test_a_host_that_names_a_path(host: str, wire: Wire, fake: FakeLlama) -> None:
+    """It reaches nothing but what was routed: no engine endpoint is opened by it."""
+    before = len(fake.requests)
+    assert (await wire.get("/props", headers={"host": host})).status_code == 403
+    assert (await wire.post("/tokenize?action=erase", {"content": ""}, headers={"host": host})).status_code == 403
+    assert not fake.requests[before:]
+
+
+@pytest.mark.parametrize("query", ["last=%C2%B2", "last=" + "9" * 5000, "last=-1", "last=", "last=1e3", "last=%00"])
+async def test_numbers_that_are_none(query: str, wire: Wire) -> None:
+    """A sentence, not an internal error."""
+    assert (await wire.get(f"/slotkeeper/requests?{query}")).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/props", "/tokenize", "/nothing", "/slots/0", "/slotkeeper/state", "/v1/models"])
+async def test_a_query_that_is_not_utf8(path: str, wire: Wire) -> None:
+    """Bytes of any kind after the question mark."""
+    url = httpx.URL(wire.url)
+    method, body = ("POST", b'{"content": "a"}') if path in ("/tokenize", "/slots/0") else ("GET", b"")
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"{method} {path}?a=".encode() + b"\xff\xfe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    writer.write(head + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+    status = int((await reader.readline()).split()[1])
+    assert status < 500
+    writer.close()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_prompts_are_shown_only_on_demand(shown: bool, serve: Serve, fake: FakeLlama) -> None:
+    """--show-prompts adds the body to a request's report; without it no text is there."""
+    wire = await serve(fake, show_prompts=shown)
+    answer = await wire.post(CHAT, chat("a secret word"))
+    await wire.recorded(1)
+    report = (await wire.get(f"/slotkeeper/requests/{answer.headers['x-slotkeeper-request-id']}")).text
+    assert ("a secret word" in report) is shown

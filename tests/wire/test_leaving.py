@@ -1,12 +1,15 @@
 """A client that leaves, wherever its request is: the engine is told at once, the slot comes back when it is idle."""
 
 import asyncio
+import json
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from proxy.api import door
 from tests.conftest import StartProxy
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
@@ -198,3 +201,19 @@ async def test_against_the_real_process(where: str, stream: bool, proxy_server: 
             assert (await stream_beside.rest())[-1] == b"data: [DONE]\n\n"
         await wire.has_slots("idle", "idle" if where == "generation" or fake.slots[1].tokens else "empty")
         assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+
+
+async def test_a_client_that_stops_reading(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection stays open and full: after a while it counts as gone, and the next request gets the slot."""
+    monkeypatch.setattr(door, "STALLED_SECONDS", 0.2)
+    async with FakeLlama(n_slots=1) as fake:
+        wire = await serve(fake)
+        fake.cues.append(Cue(text=[" " + "x" * 100_000] * 400))
+        body = json.dumps(chat("hi", stream=True, max_tokens=400)).encode()
+        url = httpx.URL(wire.url)
+        _, writer = await asyncio.open_connection(url.host, url.port, limit=1024)
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        assert (await wire.recorded(1))[0]["outcome"] == "client_left"
+        assert (await wire.post(CHAT, chat("you"))).status_code == 200
+        writer.transport.abort()

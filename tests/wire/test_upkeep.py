@@ -1,0 +1,129 @@
+"""What goes on behind the requests survives whatever happens to it: engines that die in between, files that fail."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamacpp import engines as children
+from proxy import engines, keeper
+from proxy.errors import StoreError
+from tests.fakes.llama import FakeLlama
+from tests.servers import until
+from tests.wire.conftest import Serve
+from tests.wire.wire import CHAT, chat
+
+
+class FakeChild:
+    """A child engine that runs for ever: the fake on its port."""
+
+    kind, api_key = "binary", ""
+
+    def __init__(self, fake: FakeLlama) -> None:
+        self.base_url = fake.url
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    async def stop(self, seconds: float) -> int:
+        return int(seconds * 0)
+
+    def obituary(self) -> str:
+        return "The engine ended."
+
+
+@pytest.mark.parametrize("failure", ["the engine", "the start"])
+async def test_a_failure_while_an_engine_is_taken_over(
+    failure: str, serve: Serve, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died after /health said yes, or the machine would not start it: it is tried again, not given up."""
+    starts = 0
+
+    async def start(*_: Any, **__: Any) -> FakeChild:
+        nonlocal starts
+        starts += 1
+        if failure == "the start" and starts == 2:
+            raise PermissionError(13, "Permission denied")
+        return FakeChild(fake)
+
+    monkeypatch.setattr(children, "start", start)
+    monkeypatch.setattr(engines, "FIRST_BACKOFF", 0.05)
+    monkeypatch.setattr(FakeChild, "wait", _ends_once(starts_seen=[]) if failure == "the start" else FakeChild.wait)
+    if failure == "the engine":
+        fake.junk = b"not JSON"
+    wire = await serve(upstream=(), wait=False)
+    await fake.asked("/props", 2) if failure == "the engine" else await until(lambda: _is(lambda: starts >= 3))
+    fake.junk = None
+    await until(wire.is_ready)
+    assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+
+
+def _ends_once(starts_seen: list[int]) -> Any:
+    async def wait(_: FakeChild) -> int:
+        starts_seen.append(1)
+        if len(starts_seen) > 1:
+            await asyncio.Event().wait()
+        return 1
+
+    return wait
+
+
+async def _is(true: Any) -> bool:
+    return bool(true())
+
+
+async def test_a_round_that_breaks(serve: Serve, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a next one."""
+    rounds: list[str] = []
+
+    async def breaks(_: keeper.Keeper, engine: Any) -> None:
+        rounds.append(engine.name)
+        raise (StoreError("the disk is full"), KeyError("a mistake"))[len(rounds) % 2]
+
+    monkeypatch.setattr(keeper, "ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(keeper.Keeper, "_round", breaks)
+    await serve(fake)
+    await until(lambda: _is(lambda: len(rounds) > 3))
+
+
+async def test_stopping_during_an_idle_save(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save is brought to its end: the file is published, and the slot's tokens are there after a restart."""
+    monkeypatch.setattr(keeper, "ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(keeper, "next_save", lambda slots, *_: next((s.id for s in slots if s.stake > 64), None))
+    async with FakeLlama(n_slots=1, slot_dir=tmp_path) as fake:
+        wire = await serve(fake, upstream=(f"{fake.url},slots={tmp_path}",))
+        service = wire.service
+        fake.save_gate = gate = asyncio.Event()
+        await wire.post(CHAT, chat("word " * 200))
+        await wire.has_slots("saving")
+        asyncio.get_running_loop().call_later(0.2, gate.set)
+        await _stop(service)
+        assert [s.n_tokens > 200 for s in service.store.all()] == [True]
+        assert service.engines.all[0].table.slots[0].is_idle
+
+
+async def _stop(service: Any) -> None:
+    """The end of the application's life, as proxy.app has it."""
+    upkeep = next(task for task in asyncio.all_tasks() if task.get_name() == "keeper")
+    service.stopping = True
+    upkeep.cancel()
+    await asyncio.gather(upkeep, return_exceptions=True)
+    await service.engines.wait_released(2.0)
+
+
+async def test_a_store_that_fails_costs_no_request(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design rule 2: the save before a loss is given up, the request goes on."""
+    async with FakeLlama(n_slots=1, slot_dir=tmp_path) as fake:
+        wire = await serve(fake, upstream=(f"{fake.url},slots={tmp_path}",))
+
+        async def fails(*_: Any, **__: Any) -> None:
+            raise StoreError("state.db cannot be opened")
+
+        await wire.post(CHAT, chat("word " * 200))
+        monkeypatch.setattr(wire.service.store, "make_room", fails)
+        monkeypatch.setattr(wire.service.store, "discard", fails)
+        assert (await wire.post(CHAT, chat("another " * 200))).status_code == 200
