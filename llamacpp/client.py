@@ -5,8 +5,8 @@ from __future__ import annotations
 import array
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -182,10 +182,21 @@ class LlamaClient:
         """llama-server closes kept connections without a word (after 100 requests, after an error in a stream), so a
         request may meet a closing one: then nothing was answered, and it goes out once more on a connection of its own.
         When the engine died instead, that one is refused at once."""
+        with self._open():
+            try:
+                return await self._kept.send(request, stream=stream)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                return await self._fresh.send(request, stream=stream)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """A client that was closed meanwhile (its engine ended) fails like one whose engine cannot be reached."""
         try:
-            return await self._kept.send(request, stream=stream)
-        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-            return await self._fresh.send(request, stream=stream)
+            yield
+        except RuntimeError as error:
+            if not self._kept.is_closed:
+                raise
+            raise EngineUnreachable(f"llama-server at {self.base_url} was given up meanwhile.") from error
 
     async def _slot_action(self, slot: int, action: str, body: dict[str, str]) -> dict[str, Any]:
         path = f"/slots/{slot}"

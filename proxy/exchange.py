@@ -126,6 +126,7 @@ class Exchange:
         found = self.service.lines.find(r.who, r.prompt, r.first_user)
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
+        engine.table.require_place(engine.n_requests)
         line = found.line if found.line is not None and found.match is Match.EXTENDS else self._new_line()
         self._describe(engine, line, found)
         line.running += 1
@@ -340,7 +341,7 @@ class Exchange:
         self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
 
     async def _resolve(self, engine: Engine, slot: Slot, want: Want) -> None:
-        instance = engine.instance
+        instance, report = engine.instance, None
         try:
             report = await engine.wait_idle(slot.id, CANCEL_SECONDS) if engine.has_slots_endpoint else None
             if report is None and engine.ready and engine.instance == instance:

@@ -271,7 +271,7 @@ class SlotTable:
             self.pump()
             if not waiter.granted.done():
                 if len(self._waiters) > self.max_waiting:
-                    raise Busy(f"{self.max_waiting} requests wait already; try again when some are done.")
+                    raise self._full()
                 self.waits += 1
             async with asyncio.timeout(seconds):
                 return await waiter.granted
@@ -283,6 +283,14 @@ class SlotTable:
         except BaseException:
             self._give_up(waiter)
             raise
+
+    def require_place(self, n_requests: int) -> None:
+        """Raises Busy for one more beside `n_requests`, before it is rendered: that costs the engine time, too."""
+        if n_requests >= self.n_slots + self.max_waiting:
+            raise self._full()
+
+    def _full(self) -> Busy:
+        return Busy(f"{self.max_waiting} requests wait already; try again when some are done.")
 
     def pump(self) -> None:
         """Grants what can be granted, in the order of policies/queue."""

@@ -306,3 +306,14 @@ async def test_a_real_engine(live_engine: StartEngine, _engine: str) -> None:
         await stranger.props()
     assert refused.value.status == 401
     await stranger.aclose()
+
+
+async def test_a_client_that_was_closed() -> None:
+    """Its engine ended and another took its place meanwhile: an engine's failure, not a mistake of ours."""
+    client = LlamaClient("http://127.0.0.1:9")
+    await client.aclose()
+    with pytest.raises(EngineUnreachable):
+        await client.slots()
+    with pytest.raises(EngineUnreachable):
+        await client.prime(0, pack([9]))
+    assert not await client.health()

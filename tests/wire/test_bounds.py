@@ -175,3 +175,18 @@ async def test_nesting_too_deep_to_be_written_again(field: str, wire: Wire) -> N
     answer = await wire.http.post(CHAT, content=raw)
     assert (answer.status_code, answer.json()["source"]) == (400, "slotkeeper")
     assert "deeply" in answer.json()["error"]["message"]
+
+
+async def test_what_is_refused_is_not_rendered(serve: Serve) -> None:
+    """A flood costs the engine no more than the requests that may run or wait."""
+    async with FakeLlama(n_slots=1) as fake:
+        wire = await serve(fake, max_waiting=2)
+        fake.cues.append(Cue(hold_before=(hold := asyncio.Event())))
+        posts = [asyncio.create_task(wire.post(CHAT, chat(f"number {i}"))) for i in range(40)]
+        done: set[asyncio.Task[Any]] = set()
+        while len(done) < 37:
+            done, _ = await asyncio.wait(posts, timeout=0.1)
+        assert {task.result().status_code for task in done} == {503}
+        assert sum(request.path == "/apply-template" for request in fake.requests) <= 3
+        hold.set()
+        assert sorted([(await post).status_code for post in posts])[:3] == [200] * 3
