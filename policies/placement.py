@@ -44,7 +44,7 @@ def place(q: Question) -> Decision:
     if own is not None and not own.idle and q.extends and not q.fresh:
         best = choices[0].place.predicted_cache_n if choices else 0
         if own.settling or _reusable(q, own.common, own.tokens, own.rigid) - best >= WAIT_WORTH:
-            return Wait("the slot of its line is busy")
+            return Wait("the slot of its line is busy", by_choice=bool(choices))
     if not choices:
         return Wait("the pool has no room beside the running requests")
     return choices[0].place

@@ -178,9 +178,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be granted now."""
+    """Nothing can be granted now. `by_choice`: a slot could be had, but its line's own, busy one is worth waiting for;
+    then nobody needs to wait behind it."""
 
     reason: str
+    by_choice: bool = False
 
 
 Decision = Place | Wait

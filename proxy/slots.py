@@ -294,17 +294,28 @@ class SlotTable:
 
     def pump(self) -> None:
         """Grants what can be granted, in the order of policies/queue."""
+        aside: set[int] = set()
+        while self._pump(aside):
+            pass
+
+    def _pump(self, aside: set[int]) -> bool:
+        """One pass without those that wait `aside` by choice; True when it stopped at one more of them."""
         # One that was cancelled stays in the line until its task runs again; a grant would be lost with it.
-        waiting = tuple(w for w in self._waiters.values() if not w.granted.done())
+        waiting = tuple(w for w in self._waiters.values() if not w.granted.done() and w.key not in aside)
         tried = order(tuple(Waiting(w.key, w.want.tenant, w.bypassed) for w in waiting), self._served)
         passed: list[_Waiter] = []
         for key in tried:
             if any(earlier.bypassed >= MAX_BYPASSED for earlier in passed):
-                break
+                return False
             waiter = self._waiters[key]
             decision = place(self.question(waiter.want))
             if not isinstance(decision, Place):
-                passed.append(waiter)
+                if decision.by_choice:
+                    aside.add(key)
+                    if waiter.bypassed >= MAX_BYPASSED:
+                        return True
+                else:
+                    passed.append(waiter)
                 continue
             if waiter.want.is_hot and decision.action is not Action.CONTINUE:
                 del self._waiters[key]
@@ -314,6 +325,7 @@ class SlotTable:
                 earlier.bypassed += earlier.key < key
             del self._waiters[key]
             waiter.granted.set_result(self._lease(waiter, decision))
+        return False
 
     def lease(self, slot: Slot) -> None:
         """Takes an idle slot for work of our own (the keeper); raises IllegalStep when it is not idle."""

@@ -190,3 +190,22 @@ async def test_what_is_refused_is_not_rendered(serve: Serve) -> None:
         assert sum(request.path == "/apply-template" for request in fake.requests) <= 3
         hold.set()
         assert sorted([(await post).status_code for post in posts])[:3] == [200] * 3
+
+
+async def test_one_that_waits_for_its_own_slot_stops_nobody(serve: Serve) -> None:
+    """A repeated request waits for its line's busy slot; others pass it by as often as they like while one is free."""
+    async with FakeLlama(n_slots=2, n_ctx=32768) as fake:
+        wire = await serve(fake, reply_reserve=64)
+        long = chat("word " * 6000)
+        assert (await wire.post(CHAT, long)).status_code == 200
+        fake.cues.append(Cue(hold_before=(hold := asyncio.Event())))
+        first = asyncio.create_task(wire.post(CHAT, long))
+        await fake.arrived(2)
+        second = asyncio.create_task(wire.post(CHAT, long))
+        await wire.waiting(1)
+        async with asyncio.timeout(20):
+            for number in range(12):
+                assert (await wire.post(CHAT, chat(f"number {number}"))).status_code == 200
+        assert not second.done()
+        hold.set()
+        assert [(await post).status_code for post in (first, second)] == [200, 200]
