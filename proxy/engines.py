@@ -217,7 +217,7 @@ class Engines:
                     await old.aclose()
                 self._children[engine.name] = child
                 await self._until_dead(engine, child)
-                why = child.obituary()
+                why = child.obituary(has_served=engine.ready)
             except EngineSetupError as error:
                 why = str(error)
             except Exception as error:  # whatever it is: without this loop there would never be an engine again

@@ -69,12 +69,13 @@ class Child:
         """The last lines that it logged."""
         return self._process.tail()
 
-    def obituary(self) -> str:
-        """One sentence on how it ended, with its last words; for error messages."""
+    def obituary(self, *, has_served: bool = False) -> str:
+        """One sentence on how it ended, for error messages. With its last words, unless it `has_served`: then they may
+        hold a request's text (refused tools, grammars), and the sentence is told to everybody."""
         code = self.exit_code
         how = "is running" if code is None else f"ended with {process.signal_name(code)}"
         where = f" Its log: {self.spec.log_file}." if self.spec.log_file else ""
-        words = last_words(self.tail())
+        words = "" if has_served else last_words(self.tail())
         return f"The {self.kind} engine {how}" + (f": {words}" if words else ".") + where
 
 

@@ -122,3 +122,20 @@ async def test_proxy_killed_while_it_serves(proxy_server: StartProxy) -> None:
     await until(lambda: gone(engine))
     again = await proxy_server(*FLAGS, model="dense", engine_flags=CHATML)
     assert (await complete(again, "hello", 2)).predicted_n == 2
+
+
+async def test_last_words_are_nobody_elses(proxy_server: StartProxy) -> None:
+    """An engine logs what it refuses; when it dies then, nobody is told a request's text, and our log holds none."""
+    proxy = await proxy_server(*FLAGS, model="dense", engine_flags=CHATML)
+    body = {"messages": user("hi"), "tools": [{"name": "error: a secret"}]}
+    assert "a secret" in (await proxy.client.post("/v1/chat/completions", json=body)).text
+    os.kill(engine_pid(proxy), signal.SIGKILL)
+
+    async def refused() -> bool:
+        return (await proxy.client.get("/readyz")).status_code == 503
+
+    await until(refused)
+    said = (await proxy.client.get("/readyz")).text
+    said += (await proxy.client.post("/v1/chat/completions", json={"messages": user("hi")})).text
+    assert "a secret" not in said + proxy.said()
+    assert "SIGKILL" in said

@@ -97,7 +97,9 @@ def test_an_edited_conversation_on_hybrid_memory_starts_again_elsewhere() -> Non
 
 def test_a_line_whose_slot_is_busy_waits_when_much_is_at_stake() -> None:
     busy = replace(OWN, idle=False)
-    assert place(Question(5100, 100, (SlotFacts(1, 0), busy), extends=True)) == Wait("the slot of its line is busy", by_choice=True)
+    assert place(Question(5100, 100, (SlotFacts(1, 0), busy), extends=True)) == Wait(
+        "the slot of its line is busy", by_choice=True
+    )
     just = replace(busy, tokens=WAIT_WORTH, common=WAIT_WORTH)
     assert isinstance(place(Question(5100, 100, (SlotFacts(1, 0), just), extends=True)), Wait)
     little = replace(busy, tokens=WAIT_WORTH - 1, common=WAIT_WORTH - 1)

@@ -30,7 +30,7 @@ class FakeChild:
     async def stop(self, seconds: float) -> int:
         return int(seconds * 0)
 
-    def obituary(self) -> str:
+    def obituary(self, *, has_served: bool = False) -> str:
         return "The engine ended."
 
 
