@@ -126,7 +126,7 @@ def _in_place(q: Question, slot: SlotFacts) -> Place:
     reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens, slot.rigid)
     if reused <= SMALL_TAIL or (reused < SAVE_AT_LEAST and slot.common < slot.owner_end):
         return _onto(
-            q, slot, Action.COLD, 0, "nothing holds its prefix" if slot.is_empty else "cheapest slot to give up"
+            q, slot, Action.COLD, 0, "a cold start is cheapest" if slot.is_empty else "cheapest slot to give up"
         )
     # Where memory cannot be rewound the owner never gets its end back: that is no guest, it takes the slot over.
     is_guest = q.abilities.rewind and not slot.mine and not slot.family

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,9 +167,15 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             if control is not None:
                 await stack.enter_async_context(_control(control, settings))
             server = _server(application, settings)
-            stop.watch(server)
+            stop.watch(server, application.state.service.begin_stop)
             _settle_memory()
             host, port = listener.getsockname()[:2]
+            if not is_loopback(settings.host) and settings.api_key_file is None:
+                log.warning(
+                    "open_to_the_network",
+                    host=settings.host,
+                    what="everybody who reaches this address can use the model and read its state: give --api-key-file",
+                )
             log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
             await server.serve(sockets=[listener])
     return stop.exit_code
@@ -179,6 +185,11 @@ def _settle_memory() -> None:
     """Keep what was imported out of later garbage collections: a full one took 25 ms here, in which no stream moves."""
     gc.collect()
     gc.freeze()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class _Server(uvicorn.Server):
@@ -234,6 +245,7 @@ class _Stop:
         self.exit_code = DONE
         self._asked = False
         self._server: _Server | None = None
+        self._begin_stop: Callable[..., None] | None = None
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -247,9 +259,9 @@ class _Stop:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def watch(self, server: _Server) -> None:
-        """The server that a signal stops; one that came before the server did counts."""
-        self._server = server
+    def watch(self, server: _Server, begin_stop: Callable[..., None]) -> None:
+        """The server that a signal stops, and what is told first; a signal that came before the server did counts."""
+        self._server, self._begin_stop = server, begin_stop
         server.should_exit = self._asked
 
     def ask(self, number: int) -> None:
@@ -257,10 +269,11 @@ class _Stop:
         self.exit_code = INTERRUPTED if number == signal.SIGINT else self.exit_code
         if self._server is not None:
             self._server.should_exit = True
-            self._server.force_exit = self._asked
+        if self._begin_stop is not None:
+            self._begin_stop(at_once=self._asked)
         if not self._asked:
             self._asked = True
-            log.info("stopping", deadline_seconds=self.deadline)
+            log.info("stopping", deadline_seconds=self.deadline, again="a second signal ends running answers at once")
             watchdog = threading.Timer(self.deadline + _STOP_GRACE, self._cut_off)
             watchdog.daemon = True
             watchdog.start()

@@ -309,8 +309,12 @@ class Engines:
 
     async def _watch(self, engine: Engine, spec: attached.AttachedSpec) -> None:
         """Looks after an engine that somebody else runs: attach when it answers, notice when it goes."""
+        told = False
         while not self.is_stopping():
             healthy = await engine.client.health()
+            if not healthy and not engine.ready and not told:
+                told = True
+                log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
             if not healthy and engine.ready and not engine.table.runners():
                 self._lost_instance(engine, "its /health does not answer")
                 log.warning("engine_gone", engine=engine.name, url=spec.url)

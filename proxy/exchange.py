@@ -76,6 +76,7 @@ class Exchange:
     async def run(self) -> None:
         """Answers the client, also with an error; raises only CancelledError or ClientLeft, when the client left."""
         self._task = asyncio.current_task()
+        self.service.running.add(self)
         try:
             self.service.show(self.record.id, self.request.body)
             await self._story()
@@ -101,15 +102,22 @@ class Exchange:
                 InternalError("Slotkeeper made a mistake with this request; its log says more. Try again.")
             )
         finally:
+            self.service.running.discard(self)
             self._finish()
 
     def stop(self) -> None:
         """Ends the request because the pool would overflow; called by the keeper on the younger runner."""
-        self.stopped = PoolExceeded(
-            "This answer outgrew the engine's context beside an older one, which goes on. Send it again, ask for fewer "
-            "tokens (max_tokens), or start the engine with a larger --ctx-size.",
-            retry_after=5,
+        self.end(
+            PoolExceeded(
+                "This answer outgrew the engine's context beside an older one, which goes on. Send it again, ask for "
+                "fewer tokens (max_tokens), or start the engine with a larger --ctx-size.",
+                retry_after=5,
+            )
         )
+
+    def end(self, error: SlotkeeperError) -> None:
+        """Ends the request where it stands; the client is told why."""
+        self.stopped = self.stopped or error
         if self._task is not None:
             self._task.cancel()
 

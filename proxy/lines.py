@@ -182,7 +182,11 @@ class LineBook:
                 best, shared = line, in_common
         if best is None:
             return Found(None, Match.NEW)
-        return Found(best, Match.EDITED if shared > prompt.n_leading else Match.BASE, shared)
+        if shared > prompt.n_leading:
+            return Found(best, Match.EDITED, shared)
+        # A first message alone ("hello") says nothing: another base needs a session's name, or a history, to be one.
+        is_same = who.session is not None or len(prompt.chain) - prompt.n_leading > 1
+        return Found(best, Match.BASE, shared) if is_same else Found(None, Match.NEW)
 
     def advance(self, line: Line, prompt: Prompt, n_tokens: int) -> None:
         """The line's newest prompt was processed: it is what the next one has to extend."""

@@ -52,6 +52,8 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING if level != "debug" else logging.INFO)
+    for noisy in ("httpx", "httpcore"):  # a line for each look at an engine's health
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 class Forgiving:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from proxy.api.read import Json
 from proxy.config import Settings
 from proxy.engines import Engines
-from proxy.errors import Dialect
+from proxy.errors import Dialect, ShuttingDown
 from proxy.lines import LineBook
 from proxy.metrics import Metrics
 from proxy.settle import Record
@@ -19,7 +20,13 @@ from proxy.store import Store
 from proxy.tasks import Tasks
 from proxy.tenants import Tenants
 
+if TYPE_CHECKING:
+    from proxy.exchange import Exchange
+
 log = structlog.get_logger(__name__)
+
+DRAINED = 0.8
+"""Share of the drain time that running answers get; the rest is for telling their clients."""
 
 MOST_DROPPED = 256
 """Names of fields without effect that are logged in the life of a process."""
@@ -42,6 +49,7 @@ class Service:
     tasks: Tasks
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
+    running: set[Exchange] = field(default_factory=set)
     _dropped: set[str] = field(default_factory=set)
     _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
 
@@ -51,6 +59,20 @@ class Service:
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
         self.store.put_request(record.to_json())
+        log.info(
+            "answered" if record.outcome == "ok" else "not_answered",
+            request=record.id,
+            outcome=record.outcome,
+            error=record.error,
+            kind=record.kind,
+            slot=record.slot,
+            placement=record.placement,
+            cached=record.cache_n,
+            computed=record.prompt_n,
+            generated=record.predicted_n,
+            cause=record.cause,
+            seconds=record.seconds,
+        )
 
     def note_dropped(self, dialect: Dialect, names: list[str]) -> None:
         """Fields of a request that have no effect here: counted, and each name logged once."""
@@ -61,6 +83,16 @@ class Service:
         if new:
             self._dropped.update(new)
             log.info("fields_without_effect", dialect=dialect, fields=new)
+
+    def begin_stop(self, *, at_once: bool) -> None:
+        """No new requests; those that run get most of the drain time, or none, and are told why they end."""
+        self.stopping = True
+        seconds = 0.0 if at_once else self.settings.drain_seconds * DRAINED
+        asyncio.get_running_loop().call_later(seconds, self._end_running)
+
+    def _end_running(self) -> None:
+        for exchange in list(self.running):
+            exchange.end(ShuttingDown("Slotkeeper is stopping; send the request again in a moment.", retry_after=5))
 
     def show(self, request: str, body: Json) -> None:
         """Keeps a request's body for /slotkeeper/requests/ID, in memory, with --show-prompts only."""

@@ -5,19 +5,20 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
-from proxy.errors import NotFound
+from proxy.errors import NotFound, StoreError
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
 
@@ -32,7 +33,8 @@ _SHOWN = (
     *("id", "kind", "n_tokens", "bytes", "created", "last_used", "pinned", "effective", "reason"),
     *("tenant", "model", "line", "fingerprint", "file"),
 )
-_COLUMNS = ("id", "kind", "tokens", "size", "used", "model", "line", "reason", "state")
+_COLUMNS = ("id", "kind", "tokens", "size", "used", "model", "reason", "state")
+_OVERFLOW: dict[str, Literal["fold", "ellipsis"]] = {"id": "fold"}
 
 
 class Desk:
@@ -97,13 +99,16 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     answer = _ask(state_dir, "GET", "/snapshots", lambda desk: _now(desk.listed()))
     if as_json:
         return _print_json(answer)
-    table = Table(*_COLUMNS, box=None)
+    table = Table(
+        *(Column(name, no_wrap=True, overflow=_OVERFLOW.get(name, "ellipsis")) for name in _COLUMNS), box=None
+    )
     for snapshot in answer["snapshots"]:
         table.add_row(*_row(snapshot))
     out = Console(highlight=False)
     out.print(table)
     total, budget = _size(answer["total_bytes"]), _size(answer["budget_bytes"])
-    out.print(f"{len(answer['snapshots'])} snapshots, {total} of {budget}")
+    count = len(answer["snapshots"])
+    out.print(f"{count} snapshot{'' if count == 1 else 's'}, {total} of {budget}")
 
 
 @app.command()
@@ -145,8 +150,14 @@ def prune(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def purge(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Delete every snapshot."""
+def purge(
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+) -> None:
+    """Delete every snapshot, pinned ones too."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm("Delete every snapshot, pinned ones too?", abort=True)
     answer = _ask(state_dir, "POST", "/snapshots/purge", lambda desk: desk.purge())
     _report(answer, as_json, _removed(answer))
 
@@ -154,6 +165,8 @@ def purge(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 def _ask(state_dir: Path | None, method: str, door: str, alone: Callable[[Desk], Awaitable[dict[str, Any]]]) -> Any:
     """The running server's answer, or what `alone` says on the opened store when none runs."""
     settings = load({"state_dir": state_dir} if state_dir else {})
+    if not settings.state_dir.is_dir():
+        raise StoreError(f"There is no state directory at {settings.state_dir}: has Slotkeeper run with it?")
     try:
         return call(settings.control_socket, method, door)
     except NoServer:
@@ -198,9 +211,8 @@ def _removed(answer: dict[str, Any]) -> str:
 def _row(snapshot: dict[str, Any]) -> tuple[str, ...]:
     state = "pinned" if snapshot["pinned"] else "" if snapshot["effective"] is not False else "ineffective"
     used = _age(time.time() - snapshot["last_used"])
-    line = (snapshot["line"] or "")[:12]
     texts = snapshot["id"], snapshot["kind"], f"{snapshot['n_tokens']:,}", _size(snapshot["bytes"]), used
-    return *texts, snapshot["model"], line, snapshot["reason"], state
+    return *texts, snapshot["model"], snapshot["reason"], state
 
 
 def _size(n_bytes: float) -> str:

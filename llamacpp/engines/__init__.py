@@ -112,7 +112,8 @@ def choose(spec: EngineSpec, built: tuple[Path, ...] = ()) -> binary.Binary | No
         "No llama-server with the flags that are needed was found on PATH"
         + (", and the embedded engine is not installed" if spec.kind == "auto" else "")
         + ". Give one with --llama-server PATH, build one with `slotkeeper build-server --backend cpu`, install the "
-        "embedded one (`pip install 'slotkeeper[embedded]'`), or attach a running one with --upstream URL."
+        "embedded one (`pip install '.[embedded]'` in Slotkeeper's folder), or attach a running one with "
+        "--upstream URL."
     )
 
 

@@ -90,7 +90,7 @@ class AsgiOut:
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body; raises TooLarge beyond `limit` bytes, ClientLeft when it breaks off."""
-    too_large = TooLarge(f"The body is larger than {limit} bytes (max_body_bytes). Send less, or raise the limit.")
+    too_large = TooLarge(f"The body is larger than {limit} bytes (--max-body-bytes). Send less, or raise the limit.")
     declared = headers_of(scope).get("content-length", "")
     if declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise too_large

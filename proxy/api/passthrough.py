@@ -130,7 +130,7 @@ class Passthrough:
         """Everything that is not on the list."""
         raise NotFound(
             f"{request.method} {path_of(request)} is not served here. Slotkeeper lets through a fixed list of "
-            "llama-server's endpoints (README, 'Endpoints'); ask the engine itself for others."
+            "llama-server's endpoints (README, 'HTTP'); ask the engine itself for others."
         )
 
     def _engine(self, request: Request, raw: bytes) -> Engine:
