@@ -167,7 +167,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             if control is not None:
                 await stack.enter_async_context(_control(control, settings))
             server = _server(application, settings)
-            stop.watch(server, application.state.service.begin_stop)
+            service = getattr(application.state, "service", None)
+            stop.watch(server, service.begin_stop if service is not None else None)
             _settle_memory()
             host, port = listener.getsockname()[:2]
             if not is_loopback(settings.host) and settings.api_key_file is None:
@@ -259,7 +260,7 @@ class _Stop:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def watch(self, server: _Server, begin_stop: Callable[..., None]) -> None:
+    def watch(self, server: _Server, begin_stop: Callable[..., None] | None) -> None:
         """The server that a signal stops, and what is told first; a signal that came before the server did counts."""
         self._server, self._begin_stop = server, begin_stop
         server.should_exit = self._asked
