@@ -102,8 +102,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.table = self._new_table(0)
         self.renderer = Renderer(self.client)
-        self.known: OrderedDict[bytes, Rendered] = OrderedDict()
-        self.bases: OrderedDict[bytes, bytes] = OrderedDict()
+        self.known: OrderedDict[tuple[str, bytes], Rendered] = OrderedDict()
+        self.bases: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 
     @property
     def model(self) -> str:

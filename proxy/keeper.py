@@ -107,7 +107,7 @@ class Keeper:
         """A slot whose base may deserve a snapshot of its own (memory that can be rewound; else it was cut before)."""
         if slot.body is None or not engine.files_rewind or slot.n_tokens < BASE_AT_LEAST or slot.tenant is None:
             return False
-        base = engine.bases.get(slot.base)
+        base = engine.bases.get((slot.tenant, slot.base))
         return base is None or (n_tokens(base) >= BASE_AT_LEAST and not has_base(engine, slot.tenant, base))
 
     async def _base_one(self, engine: Engine) -> None:
@@ -119,7 +119,7 @@ class Keeper:
         slot = engine.table.slots[found]
         if slot.body is None or slot.tenant is None:
             return
-        base = await base_tokens(engine, slot.base, slot.body)
+        base = await base_tokens(engine, slot.tenant, slot.base, slot.body)
         await render_slot(engine, slot)
         size, room = n_tokens(base), engine.table.capacity
         fits = room is None or engine.table.used() + slot.n_tokens <= room

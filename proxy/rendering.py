@@ -30,6 +30,8 @@ MEDIA_TOKENS = 1024
 MEDIA_MARKS = (b'"type":"image_url"', b'"type":"input_audio"', b'"type":"input_video"')
 """How a part of media is written by orjson."""
 V = TypeVar("V")
+Key = tuple[str, bytes]
+"""A tenant and the digest of a base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ async def render(engine: Engine, request: ModelRequest, line: Line) -> Tokens | 
     """A request's prompt in tokens; None when the engine refuses to render it (the request will say why)."""
     try:
         if request.door == "chat":
-            return await render_chat(engine, request.prompt.base, orjson.dumps(request.body))
+            return await render_chat(engine, request.who.tenant, request.prompt.base, orjson.dumps(request.body))
         if request.door == "infill":
             return None
         found = await engine.renderer.tokens_of_prompt(request.body.get("prompt"))
@@ -63,14 +65,16 @@ async def render(engine: Engine, request: ModelRequest, line: Line) -> Tokens | 
         return None
 
 
-async def render_chat(engine: Engine, base: bytes, body: bytes) -> Tokens:
+async def render_chat(engine: Engine, tenant: str, base: bytes, body: bytes) -> Tokens:
     """A chat body in tokens; `base`: digest of its base, by which earlier renderings are found. Raises EngineError."""
-    known = engine.known.get(base) or next(reversed(engine.known.values()), None)
+    # A tenant's own: how soon a text is tokenised says whether somebody rendered its beginning (design.md, rule 3).
+    mine = [rendered for (whose, _), rendered in engine.known.items() if whose == tenant]
+    known = engine.known.get((tenant, base)) or (mine[-1] if mine else None)
     rendered = await engine.renderer.tokens_of(body, known)
     if rendered.has_media:
         n_media = sum(body.count(mark) for mark in MEDIA_MARKS)
         return Tokens(rendered.tokens, max(1, n_media))
-    _remember(engine.known, base, rendered)
+    _remember(engine.known, (tenant, base), rendered)
     return Tokens(rendered.tokens)
 
 
@@ -87,7 +91,7 @@ async def render_slot(engine: Engine, slot: Slot) -> None:
     if body is None or slot.is_rendered:
         return
     try:
-        rendered = await render_chat(engine, slot.base, body)
+        rendered = await render_chat(engine, slot.tenant or "", slot.base, body)
         tokens = None if rendered.n_media else rendered.tokens
     except EngineError as error:
         log.info("render_failed", engine=engine.name, slot=slot.id, error=type(error).__name__)
@@ -98,15 +102,16 @@ async def render_slot(engine: Engine, slot: Slot) -> None:
             slot.tokens = tokens[: 4 * slot.n_tokens]
 
 
-async def base_tokens(engine: Engine, base: bytes, body: bytes) -> bytes:
+async def base_tokens(engine: Engine, tenant: str, base: bytes, body: bytes) -> bytes:
     """Packed tokens of the base of a chat body; empty when it has none or cannot be rendered."""
-    if base not in engine.bases:
+    key = tenant, base
+    if key not in engine.bases:
         try:
-            _remember(engine.bases, base, await engine.renderer.base_of(body))
+            _remember(engine.bases, key, await engine.renderer.base_of(body))
         except EngineError as error:
             log.info("base_unknown", engine=engine.name, error=type(error).__name__)
             return b""
-    return engine.bases[base]
+    return engine.bases[key]
 
 
 async def process_base(engine: Engine, slot: Slot, request: ModelRequest, want: Want) -> Timings | None:
@@ -117,7 +122,7 @@ async def process_base(engine: Engine, slot: Slot, request: ModelRequest, want: 
     """
     if request.door != "chat" or not engine.can_save or want.tokens is None:
         return None
-    base = await base_tokens(engine, request.prompt.base, orjson.dumps(request.body))
+    base = await base_tokens(engine, want.tenant, request.prompt.base, orjson.dumps(request.body))
     size = n_tokens(base)
     if size < BASE_AT_LEAST or common_prefix(base, want.tokens) < size or has_base(engine, want.tenant, base):
         return None
@@ -138,7 +143,7 @@ def has_base(engine: Engine, tenant: str, base: bytes) -> bool:
     return any(s.n_tokens == n_tokens(base) and engine.store.tokens(s) == base for s in found)
 
 
-def _remember(known: OrderedDict[bytes, V], key: bytes, value: V) -> None:
+def _remember(known: OrderedDict[Key, V], key: Key, value: V) -> None:
     known[key] = value
     known.move_to_end(key)
     while len(known) > MOST_KNOWN:

@@ -34,7 +34,7 @@ class Counting:
         engine = self._service.engines.pick(asked.model)
         engine.require_ready()
         try:
-            tokens = await render_chat(engine, asked.prompt.base, orjson.dumps(asked.body))
+            tokens = await render_chat(engine, asked.who.tenant, asked.prompt.base, orjson.dumps(asked.body))
         except EngineError as error:
             raise as_ours(error) from error
         return Response(read_messages.count(tokens.n_tokens), media_type="application/json")

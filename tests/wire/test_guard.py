@@ -212,3 +212,17 @@ async def test_prompts_are_shown_only_on_demand(shown: bool, serve: Serve, fake:
     await wire.recorded(1)
     report = (await wire.get(f"/slotkeeper/requests/{answer.headers['x-slotkeeper-request-id']}")).text
     assert ("a secret word" in report) is shown
+
+
+async def test_what_one_tenant_rendered_helps_no_other(keyed: dict[str, Wire], fake: FakeLlama) -> None:
+    """How much of a text is tokenised again would tell how much of it somebody else had sent."""
+    long = "<|im_start|>word " * 300
+
+    async def tokenised(name: str, end: str) -> int:
+        before = len(fake.requests)
+        await keyed[name].post(CHAT, chat(long + end))
+        return sum(len(str(r.body["content"])) for r in fake.requests[before:] if r.path == "/tokenize")
+
+    first, own, other = await tokenised("anna", "one"), await tokenised("anna", "two"), await tokenised("ben", "three")
+    assert own < first / 2
+    assert other >= first
