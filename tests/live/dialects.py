@@ -234,7 +234,7 @@ class Sdks:
         return Said(
             text=choice.message.content or "",
             thought=getattr(choice.message, "reasoning_content", ""),
-            calls=[_call(call["function"]) for call in calls],  # type: ignore[arg-type]
+            calls=[_call(call["function"]) for call in calls],
             ids=[str(call["id"]) for call in calls],
             stop=choice.finish_reason,
             n_in=usage.prompt_tokens,
@@ -246,7 +246,7 @@ class Sdks:
         stream: Any = await self.openai.chat.completions.create(
             **given, stream=True, stream_options={"include_usage": True}
         )
-        said, calls = Said(), {}
+        said, calls = Said(), dict[int, Json]()
         async for chunk in stream:
             for choice in chunk.choices:
                 said.text += choice.delta.content or ""
