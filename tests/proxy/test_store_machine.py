@@ -68,9 +68,11 @@ class StoreMachine(RuleBasedStateMachine):
         return await open_store(self.root, budget=BUDGET, max_lines=MAX_LINES, now=self.clock, adopt_for=TENANTS)
 
     def teardown(self) -> None:
-        self.run(self.store.close())
-        self.loop.close()
-        shutil.rmtree(self.root)
+        try:
+            self.run(self.store.close())
+        finally:
+            self.loop.close()
+            shutil.rmtree(self.root)
 
     # --- the model's own sums, written down a second time
 

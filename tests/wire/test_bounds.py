@@ -182,12 +182,13 @@ async def test_what_is_refused_is_not_rendered(serve: Serve) -> None:
     async with FakeLlama(n_slots=1) as fake:
         wire = await serve(fake, max_waiting=2)
         fake.cues.append(Cue(hold_before=(hold := asyncio.Event())))
+        asked = sum(request.path == "/apply-template" for request in fake.requests)
         posts = [asyncio.create_task(wire.post(CHAT, chat(f"number {i}"))) for i in range(40)]
         done: set[asyncio.Task[Any]] = set()
         while len(done) < 37:
             done, _ = await asyncio.wait(posts, timeout=0.1)
         assert {task.result().status_code for task in done} == {503}
-        assert sum(request.path == "/apply-template" for request in fake.requests) <= 3
+        assert sum(request.path == "/apply-template" for request in fake.requests) - asked <= 3
         hold.set()
         assert sorted([(await post).status_code for post in posts])[:3] == [200] * 3
 

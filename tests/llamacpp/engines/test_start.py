@@ -82,7 +82,7 @@ def test_without_any_engine_the_ways_to_get_one_are_listed(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("llamacpp.engines.embedded.is_installed", lambda: False)
     for kind in ("auto", "binary"):
-        with pytest.raises(EngineSetupError, match=r"build-server.*slotkeeper\[embedded\].*--upstream"):
+        with pytest.raises(EngineSetupError, match=r"build-server.*pip install.*\[embedded\].*--upstream"):
             choose(EngineSpec(None, kind=kind))
 
 
