@@ -80,7 +80,9 @@ class Engine:
     files_rewind: bool = True
     """What was loaded from a slot file can be cut back too (policies/types.Abilities.rewind_files)."""
     files_step_back: bool = True
-    """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files); until one did not."""
+    """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files): engine B's files hold
+    the checkpoint before their end, engine A's do not (llama-server.md, "Slot files"), others are not known to. Until
+    one did not."""
     unified: bool = True
     instance: int = 0
     ready: bool = False
@@ -100,6 +102,7 @@ class Engine:
     """Sentences on what an attached engine lacks and what that costs."""
 
     def __post_init__(self) -> None:
+        self.files_step_back = self.kind == "embedded"
         self.table = self._new_table(0)
         self.renderer = Renderer(self.client)
         self.known: OrderedDict[tuple[str, bytes], Rendered] = OrderedDict()
