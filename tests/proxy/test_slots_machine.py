@@ -326,4 +326,4 @@ class SlotTableMachine(RuleBasedStateMachine):
 
 
 TestSlotTable = SlotTableMachine.TestCase
-TestSlotTable.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSlotTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
