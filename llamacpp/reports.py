@@ -151,10 +151,10 @@ def error_of(event: object) -> EngineRefused | None:
         return None
     found = event["error"]
     if not isinstance(found, dict):
-        return EngineRefused(500, orjson.dumps(event), str(found))
+        return EngineRefused(500, _dumped(event), str(found))
     code = found.get("code")
     status = code if isinstance(code, int) and 400 <= code <= 599 else 500
-    return EngineRefused(status, orjson.dumps(event), str(found.get("message") or "unknown error"))
+    return EngineRefused(status, _dumped(event), str(found.get("message") or "unknown error"))
 
 
 def _object(found: object, what: str) -> Json:
@@ -176,3 +176,11 @@ def _int(got: Json, name: str, missing: int = 0) -> int:
 def _float(got: Json, name: str) -> float:
     value = got.get(name)
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _dumped(event: object) -> bytes:
+    """The event as JSON; empty for numbers that JSON of 64 bits cannot say."""
+    try:
+        return orjson.dumps(event)
+    except TypeError:
+        return b""

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from llamacpp.engines import EngineSpec
@@ -15,6 +16,12 @@ from llamacpp.engines.models import fetch_demo
 from tests import servers
 from tests.models import make_tiny_models
 from tests.servers import ONE_THREAD, LiveEngine, ProxyServer
+
+# The gate repeats the same series; by hand they are random. A series that finds something new belongs into an issue.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
+
 
 StartEngine = Callable[..., Awaitable[LiveEngine]]
 StartProxy = Callable[..., Awaitable[ProxyServer]]
