@@ -33,6 +33,8 @@ HEALTH_SECONDS = 0.1
 """Pause between two looks at a loading engine."""
 WATCH_SECONDS = 2.0
 """Pause between two looks at an attached engine."""
+RECHECK_SECONDS = 1.0
+"""Pause between two comparisons with an engine that is suspected again and again: somebody else uses its slots, too."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
@@ -54,6 +56,8 @@ class Engines:
     _children: dict[str, children.Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: dict[str, str] = field(default_factory=dict)
+    _suspected: dict[str, int] = field(default_factory=dict)
+    """Suspicions per engine since its comparison began."""
 
     # --- choosing ---------------------------------------------------------------------------------------------------
 
@@ -136,9 +140,22 @@ class Engines:
         can not be asked about the others; they are taken to be empty, too.
         """
         if engine.has_slots_endpoint:
-            self.tasks.spawn(self.reconcile(engine), "reconcile")
+            self._suspected[engine.name] = self._suspected.get(engine.name, 0) + 1
+            if self._suspected[engine.name] == 1:
+                self.tasks.spawn(self._recheck(engine), "reconcile")
         elif was_empty:
             self._lost(engine, engine.table.lose_idle())
+
+    async def _recheck(self, engine: Engine) -> None:
+        """Compares until no suspicion has come during the last comparison and the pause after it."""
+        try:
+            seen = 0
+            while seen < self._suspected[engine.name]:
+                seen = self._suspected[engine.name]
+                await self.reconcile(engine)
+                await asyncio.sleep(RECHECK_SECONDS)
+        finally:
+            del self._suspected[engine.name]
 
     async def reconcile(self, engine: Engine) -> None:
         """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""

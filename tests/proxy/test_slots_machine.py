@@ -73,13 +73,20 @@ class SlotTableMachine(RuleBasedStateMachine):
         self.table = SlotTable(n_slots, capacity, abilities, lambda: self.now, MAX_WAITING)
 
     def turn(self) -> None:
-        """Lets every task run on as far as it can, and takes note of what became of it."""
-        for _ in range(6):
-            self.loop.call_soon(self.loop.stop)
-            self.loop.run_forever()
-        for request in [r for r in self.waiting if r.task.done()]:
-            self.waiting.remove(request)
-            self._ended(request)
+        """Lets every task run on as far as it can, and takes note of what became of it.
+
+        Again and again: the victims that a grant gives back may be the next grant.
+        """
+        while True:
+            for _ in range(6):
+                self.loop.call_soon(self.loop.stop)
+                self.loop.run_forever()
+            done = [r for r in self.waiting if r.task.done()]
+            if not done:
+                return
+            for request in done:
+                self.waiting.remove(request)
+                self._ended(request)
 
     def _ended(self, request: Request) -> None:
         if request.task.cancelled():
@@ -326,4 +333,4 @@ class SlotTableMachine(RuleBasedStateMachine):
 
 
 TestSlotTable = SlotTableMachine.TestCase
-TestSlotTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSlotTable.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
