@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import orjson
 import structlog
@@ -31,7 +31,7 @@ from proxy.errors import (
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import keep, prepare
-from proxy.relay import Relay
+from proxy.relay import Out, Relay
 from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill
@@ -48,20 +48,6 @@ CANCEL_SECONDS = 20.0
 """An engine notices a closed stream within 0.7 s (llama-server.md); a batch of a large model on a CPU takes longer."""
 NO_REPORT_SECONDS = 1.0
 """Pause before a cancelled slot is used again on an engine that answers no GET /slots; it defers a busy pin anyway."""
-
-
-class Out(Protocol):
-    """The client's side of one answer. `started`: the status line is on its way."""
-
-    started: bool
-
-    async def start(self, status: int, headers: Mapping[str, str]) -> None: ...
-
-    async def write(self, data: bytes) -> None: ...
-
-    async def end(self) -> None: ...
-
-    async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None: ...
 
 
 class Exchange:
@@ -137,11 +123,11 @@ class Exchange:
         r = self.request
         prepared = await prepare(self.service, r)
         r, found, self._ledger = prepared.request, prepared.found, prepared.ledger
-        self.request, self.record.repairs = r, list(prepared.repairs)
+        self.request, self.record.repairs, self.record.kind = r, list(prepared.repairs), prepared.kind
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
         engine.table.require_place(engine.n_requests)
-        line = found.line if found.line is not None and found.match is Match.EXTENDS else self._new_line()
+        line = found.line if found.line is not None and found.is_same_line else self._new_line()
         self._describe(engine, line, found)
         line.running += 1
         engine.n_requests += 1

@@ -9,15 +9,30 @@ from typing import Any
 
 import orjson
 import structlog
+
 from policies.layout import Laid, Learned, Value, lay_out, learn, order_tools, tool_key
 from policies.layout_rules import RULES, Rule
-
 from policies.types import digest
 
 log = structlog.get_logger(__name__)
 
 Json = dict[str, Any]
 
+REPAIRS = (
+    "learned",
+    "tool_order",
+    "moved_to_newest",
+    "prune_deferred",
+    "pruned",
+    "gave_up",
+    "content_form",
+    "whitespace",
+    "reminder",
+    "arguments",
+    "reasoning",
+    "extra_keys",
+)
+"""Label values of `slotkeeper_repairs_total` beside the names of layout rules."""
 MOST_LAID = 32
 """Laid-out bases remembered by the digest of the client's own, over all tenants: a few agents and their sub-agents."""
 MOST_ORDERS = 256
@@ -68,6 +83,11 @@ class Layouts:
         except (ValueError, KeyError, TypeError) as error:
             log.warning("layout_dropped", tenant=tenant, error=type(error).__name__)
 
+    @property
+    def rule_names(self) -> set[str]:
+        """Names of the rules that bases are laid out by."""
+        return {rule.name for rule in self._rules}
+
     def forget(self) -> None:
         """Everything that was learned."""
         self._tenants.clear()
@@ -99,7 +119,7 @@ class Layouts:
             leading=laid.leading,
             tools=ordered,
             values=laid.values,
-            changes=(*laid.changes, *(("tool_order",) if reordered else ())),
+            changes=(*(c if c in self.rule_names else "learned" for c in laid.changes), *["tool_order"] * reordered),
             texts=tuple(map(text_of, laid.leading)),
             system=digest(*map(orjson.dumps, laid.leading)),
             tools_digest=digest(orjson.dumps(ordered)),

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 import structlog
-from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
 
 from policies.append_only import Repaired, diff_kinds, new_reminders, reconcile
+from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
 from policies.replay import give_back
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained, folded
@@ -22,6 +22,7 @@ from proxy.errors import BrokenLine, StoreError
 from proxy.layouts import LaidBase, text_of
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
+from proxy.metrics import Kind
 from proxy.service import Service
 
 log = structlog.get_logger(__name__)
@@ -42,15 +43,19 @@ class Prepared:
     found: Found
     ledger: Ledger | None = None
     repairs: tuple[str, ...] = ()
+    kind: Kind = "main"
 
 
 async def prepare(service: Service, request: ModelRequest) -> Prepared:
     """Raises BrokenLine in mode strict when the request does not extend its line."""
     if request.door != "chat" or request.mode == "observe":
         found = service.lines.find(request.who, request.prompt, request.first_user)
-        return Prepared(_folded(service, request), found)
+        kind = _kind(service, request)
+        return Prepared(_folded(service, request), _apart(found, kind), kind=kind)
     prepared = await _Repair(service, request).run()
-    found = prepared.found
+    kind = _kind(service, request)
+    found = _apart(prepared.found, kind)
+    prepared = replace(prepared, found=found, kind=kind)
     if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
         raise BrokenLine(
             f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
@@ -58,6 +63,18 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
         )
     service.metrics.repaired(prepared.repairs)
     return prepared
+
+
+def _kind(service: Service, request: ModelRequest) -> Kind:
+    """Label `kind`: a request without tools, in a session that has them, is a title, a summary or the like."""
+    if request.door == "chat" and not request.body.get("tools") and service.lines.has_tools(request.who):
+        return "side"
+    return request.kind
+
+
+def _apart(found: Found, kind: Kind) -> Found:
+    """A question on the side with a base of its own is no later state of the main line, and must not take its place."""
+    return Found(None, Match.NEW) if kind == "side" and found.match is Match.BASE else found
 
 
 def _where(found: Found) -> str:
