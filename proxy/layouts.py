@@ -33,6 +33,8 @@ REPAIRS = (
     "extra_keys",
 )
 """Label values of `slotkeeper_repairs_total` beside the names of layout rules."""
+NO_RULES = -1
+"""Learned spans of a base that is left as it is but for the order of its tools: nobody is there to be told values."""
 MOST_LAID = 32
 """Laid-out bases remembered by the digest of the client's own, over all tenants: a few agents and their sub-agents."""
 MOST_ORDERS = 256
@@ -111,7 +113,9 @@ class Layouts:
     def _lay_out(self, tenant: str, leading: Sequence[Json], tools: object, n_learned: int) -> LaidBase:
         known = self._tenants.setdefault(tenant, _Tenant())
         given = tools if isinstance(tools, list) and all(isinstance(t, dict) for t in tools) else None
-        laid = lay_out(leading, given, rules=self._rules, learned=known.learned[:n_learned])
+        is_told = n_learned != NO_RULES
+        rules, learned = (self._rules, known.learned[:n_learned]) if is_told else ((), ())
+        laid = lay_out(leading, given, rules=rules, learned=learned)
         ordered, reordered = self._ordered(tenant, known, laid)
         if given is None and tools is not None:
             ordered = tools  # nothing that we understand; the engine will say what it thinks of it

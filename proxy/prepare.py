@@ -19,7 +19,7 @@ from policies.replay import give_back
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained, folded
 from proxy.errors import BrokenLine, StoreError
-from proxy.layouts import LaidBase, text_of
+from proxy.layouts import NO_RULES, LaidBase, text_of
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
 from proxy.metrics import Kind
@@ -31,8 +31,6 @@ Json = dict[str, Any]
 
 PRUNE_AT = 0.85
 """Share of the usable context that a prompt fills before the client's deferred prunes are done (issue 4)."""
-NO_RULES = -1
-"""Learned spans of a base that is left as it is but for the order of its tools: nobody is there to be told values."""
 
 
 @dataclass(frozen=True, slots=True)
