@@ -75,9 +75,11 @@ _GIT_LINE = (
     r")[ \t]*$)"
 )
 
-_DATES = ("00-0", "0/0", "0.0.0", "0.00.0", ".0000", "0000.0", " 0000", ",0000", "0000?")
+_DATES = ("00-0", "0/0", "0.0", " 0000", "0000?")
 _TIMES = ("0:00",)
-_PATHS = (" /", "`/", '"/', ">/", "=/", "\n/", "(/", "'/", " ~", ":\\", ":/", "`~", '"~', ">~", "\\\\")
+_WHEN = ("today", "now", "date", "day", "time", "start", "as of", "it is", "currently", "??")
+_PATHS = (" /", '"/', " ~", '"~', ":\\", ":/")
+_DIRECTORIES = ("director", "dir", "cwd", "pwd")
 
 RULES: tuple[Rule, ...] = (
     # Claude Code: a block of its own before the system text, without a line break behind it.
@@ -97,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         r"(?:[^\n]*\n\n|\s*)(\S(?:[^<]|<(?!/)){0,3990}?)\s*</",
         "move",
         '<context name="gitStatus">This is the git status at the start.\n\nWorking tree clean\n</context>',
-        ('"git', "<git", "-git", "_git"),
+        ('"git', "-git", "_git"),
         block=True,
     ),
     # Claude Code, Crush, Hermes, Qwen Code: branch, status and recent commits on lines of their own.
@@ -107,7 +109,7 @@ RULES: tuple[Rule, ...] = (
         rf"({_BRANCH_LINE}(?:\n[ \t]*\n?{_GIT_LINE}){{1,80}})",
         "move",
         "Current branch: main\n\nStatus:\n M a.py\n\nRecent commits:\naefde20 first commit\n",
-        ("branch", "\n## "),
+        ("branch", "## "),
         block=True,
     ),
     # A heading with git's own output below it, down to an empty line, a tag or a heading.
@@ -128,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         rf"{_LABEL}(?:current |git |current git |active )?branch(?:\*\*)?:(?:\*\*)? ?`?([\w./@+-]{{1,150}})`?$",
         "move",
         "Current branch: main",
-        ("branch:", "branch**:"),
+        ("branch:", 'branch"":'),
     ),
     Rule(
         "root",
@@ -137,6 +139,7 @@ RULES: tuple[Rule, ...] = (
         "path",
         "* Git repository root: /home/dev/repo",
         _PATHS,
+        ("root",),
     ),
     Rule(
         "git_repo",
@@ -165,13 +168,13 @@ RULES: tuple[Rule, ...] = (
         r"\b(?:folder|directory) structure of the current working director[^\n]{0,80}:\n[^\u251c\u2514]{0,400}"
         r"((?:[ \t]*[\u251c\u2514\u2502][^\n]*\n?){1,300})",
         "move",
-        "The folder structure of the current working directories:\n\n/r/\n\u251c\u2500\u2500a.py\n\u2514\u2500\u2500b.py\n",
+        "folder structure of the current working directories:\n\n/r/\n\u251c\u2500\u2500a.py\n\u2514\u2500\u2500b.py\n",
         ("structure of the current working",),
         block=True,
     ),
-    Rule("now", "both", rf"{_NOW}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", _TIMES),
-    Rule("date", "both", rf"{_NOW}{_GAP}({_DATE})", "move", "Today's date: Sun Nov 29 2026", _DATES),
-    Rule("time", "both", rf"{_NOW}{_GAP}({_CLOCK})", "clock", "Time: 10:00:00.", _TIMES),
+    Rule("now", "both", rf"{_NOW}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", _TIMES, _WHEN),
+    Rule("date", "both", rf"{_NOW}{_GAP}({_DATE})", "move", "Today's date: Sun Nov 29 2026", _DATES, _WHEN),
+    Rule("time", "both", rf"{_NOW}{_GAP}({_CLOCK})", "clock", "Time: 10:00:00.", _TIMES, _WHEN),
     # A label with nothing but a weekday and a date behind it (Hermes: "Conversation started: ...").
     Rule(
         "now",
@@ -232,6 +235,7 @@ RULES: tuple[Rule, ...] = (
         "path",
         "Working directory: /home/dev/my repo",
         _PATHS,
+        _DIRECTORIES,
     ),
     Rule(
         "cwd",
@@ -241,6 +245,7 @@ RULES: tuple[Rule, ...] = (
         "path",
         "<cwd>\n/home/dev/repo\n</cwd>",
         _PATHS,
+        _DIRECTORIES,
     ),
     Rule(
         "cwd",
@@ -250,6 +255,7 @@ RULES: tuple[Rule, ...] = (
         "path",
         "You are a coding agent at /home/dev/repo.",
         _PATHS,
+        ("agent at", "assistant at", "ing at", "ing in", "located", "currently"),
     ),
     Rule(
         "root",
@@ -259,6 +265,7 @@ RULES: tuple[Rule, ...] = (
         "path",
         "Workspace root folder: /home/dev/repo",
         _PATHS,
+        ("workspace", "project", "git", "repo", "worktree", "root"),
     ),
     Rule(
         "root",
@@ -267,9 +274,16 @@ RULES: tuple[Rule, ...] = (
         "path",
         "which contains the following root directories:\n\n- `/home/dev/repo`\n",
         _PATHS,
+        ("root director",),
     ),
     Rule(
-        "home", "both", rf"\bhome(?: directory| dir)?{_TO_PATH}({_PATH})", "path", "Home Directory: /home/dev", _PATHS
+        "home",
+        "both",
+        rf"\bhome(?: directory| dir)?{_TO_PATH}({_PATH})",
+        "path",
+        "Home Directory: /home/dev",
+        _PATHS,
+        ("home",),
     ),
     Rule(
         "dir",
@@ -279,6 +293,7 @@ RULES: tuple[Rule, ...] = (
         "path",
         "The project's temporary directory is: /home/dev/.agent/tmp/0a1b",
         _PATHS,
+        ("dir", "folder", "path"),
     ),
     Rule(
         "dir",
@@ -287,6 +302,7 @@ RULES: tuple[Rule, ...] = (
         "path",
         "User data directory: /home/dev",
         _PATHS,
+        ("directory:", "folder:", "workspace:", "worktree:"),
     ),
     # The state an agent keeps per directory, named by the directory's path: ~/.claude/projects/-home-dev-repo.
     Rule(
@@ -313,7 +329,7 @@ RULES: tuple[Rule, ...] = (
         r"(?:,? ?\d{1,4}(?:\.\d{1,3})? ?(?:s|m|h|secs?|mins?|hours?|seconds?|minutes?)\b){0,3}|\d{1,3}:\d\d(?::\d\d)?)",
         "clock",
         "PID 20718 up 3s mem=2MB",
-        ("up 0", "up: 0", "up=0", "uptime", "running for", "elapsed"),
+        ("up 0", "up: 0", 'up"0', "uptime", "running for", "elapsed"),
     ),
     Rule(
         "memory",
@@ -322,7 +338,7 @@ RULES: tuple[Rule, ...] = (
         r"(\d[\d.,]{0,12} ?[kmgt]i?b?\b(?: ?/ ?\d[\d.,]{0,12} ?[kmgt]i?b?\b)?)",
         "move",
         "up 3s mem=2MB",
-        (": 0", "=0"),
+        (": 0", '"0'),
     ),
     # Hermes: "MEMORY (your personal notes) [72% — 1,584/2,200 chars]".
     Rule(
@@ -331,7 +347,7 @@ RULES: tuple[Rule, ...] = (
         r"\[(\d{1,3}(?:\.\d+)?%(?: (?:[-\u2014\u2013]|--) [^\]\n]{1,60})?)\]",
         "move",
         "MEMORY (your personal notes) [72% — 1,584/2,200 chars]",
-        ("[0",),
+        ('"0',),
     ),
     Rule(
         "usage",
@@ -342,7 +358,7 @@ RULES: tuple[Rule, ...] = (
         r"(?: (?:tokens|chars|characters)\b)?(?: \(\d[\d.]{0,5}%[^)\n]{0,20}\))?)(?![\w%])",
         "move",
         "Context usage: 12,345 / 65,536 tokens (19%)",
-        (": 0", "=0", "* 0", ":0", ": $0"),
+        (": 0", '"0', '" 0', ":0", ": $0"),
     ),
     Rule(
         "usage",
@@ -361,7 +377,7 @@ RULES: tuple[Rule, ...] = (
         rf"[\s:=*`\"'>]{{1,6}}(?:is )?[`\"']?({_ID})(?![\w-])",
         "move",
         "Session ID: 01a227d9-1b2c-7d3e-8f4a-5b6c7d8e9f0a",
-        ("id:", "id is", "id>", "id=", 'id"', "id`", "id*", "id 0", "id\n", "identifier"),
+        ("id:", "id is", 'id"', "id 0", "identifier"),
     ),
     Rule(
         "id",
@@ -369,7 +385,7 @@ RULES: tuple[Rule, ...] = (
         rf"\b(?:nonce|salt|canary|cache[ _-]?bust(?:er)?|session|uuid)\b[:=][\s*`\"']{{0,3}}({_ID})(?![\w-])",
         "move",
         "Nonce: 0123456789abcdef",
-        ("nonce", "salt", "canary", "bust", "session:", "session=", "uuid"),
+        ("nonce", "salt", "canary", "bust", "session:", 'session"', "uuid"),
     ),
     # A session's own directory; bare ids elsewhere may be examples.
     Rule(

@@ -115,43 +115,61 @@ def _by_rules(texts: Sequence[str], n_system: int, rules: Sequence[Rule], looked
     taken: list[list[tuple[int, int]]] = [[] for _ in texts]
     spans: list[Span] = []
     for i in looked_at:
-        text, shape, closed = texts[i], shape_of(texts[i]), instructions_at(texts[i]) if i < n_system else []
+        text, closed = _Text(texts[i]), instructions_at(texts[i]) if i < n_system else []
         for rule in rules:
             if rule.where == ("tools" if i < n_system else "system"):
                 continue
-            for start, end in _matches(rule, text, shape):
+            for start, end in text.matches(rule):
                 if all(end <= a or b <= start for a, b in (*taken[i], *closed)):
                     taken[i].append((start, end))
                     spans.append(Span(i, start, end, rule.name, rule.action))
     return [*spans, *_other_places(texts, spans, taken)] if spans else []
 
 
-def _matches(rule: Rule, text: str, shape: bytes) -> Iterator[tuple[int, int]]:
-    """Spans of the rule's group in `text`."""
-    pattern = compiled(rule)
-    most = MAX_BLOCK if rule.block else MAX_VALUE
-    done = 0
-    for start, end in _windows(rule, text, shape):
-        for found in pattern.finditer(text, max(start, done), end):
-            a, b = found.span(1)
-            if rule.action == "path":
-                b = a + len(text[a:b].rstrip("/\\") or text[a:b])
-            if 0 < b - a <= most and "[[" not in text[a:b] and "]]" not in text[a:b]:
-                yield a, b
-                done = max(done, b)
+class _Text:
+    """A text that many rules are tried on: where hints stand is looked up once."""
 
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._shape = shape_of(text)
+        self._around: dict[tuple[tuple[str, ...], bool], list[tuple[int, int]]] = {}
 
-def _windows(rule: Rule, text: str, shape: bytes) -> Iterator[tuple[int, int]]:
-    """What of the text the rule is tried on: the lines around its hints, else each line that is short enough."""
-    if not rule.hints:
-        yield from _lines(text, line_limit(rule.pattern))
-        return
-    hints = [hint for each in rule.hints if (hint := each.encode("latin-1")) in shape]
-    done = -1
-    for i in sorted({i for hint in hints for i in _places(shape, hint)}):
-        if i >= done:
-            start, done = _around(text, i, MAX_BLOCK if rule.block else 0)
-            yield start, done
+    def matches(self, rule: Rule) -> Iterator[tuple[int, int]]:
+        """Spans of the rule's group."""
+        pattern, text = compiled(rule), self.text
+        most = MAX_BLOCK if rule.block else MAX_VALUE
+        done = 0
+        for start, end in self._windows(rule):
+            for found in pattern.finditer(text, max(start, done), end):
+                a, b = found.span(1)
+                if rule.action == "path":
+                    b = a + len(text[a:b].rstrip("/\\") or text[a:b])
+                if 0 < b - a <= most and "[[" not in text[a:b] and "]]" not in text[a:b]:
+                    yield a, b
+                    done = max(done, b)
+
+    def _windows(self, rule: Rule) -> Iterable[tuple[int, int]]:
+        """What of the text a rule is tried on: the lines around its hints, else each line that is short enough."""
+        if not rule.hints:
+            return _lines(self.text, line_limit(rule.pattern))
+        key = rule.hints, rule.block
+        if key not in self._around:
+            self._around[key] = list(self._find(*key))
+        if not rule.near:
+            return self._around[key]
+        near = [text.encode("latin-1") for text in rule.near]
+        return (
+            (start, end)
+            for start, end in self._around[key]
+            if any(self._shape.find(text, start, end) >= 0 for text in near)
+        )
+
+    def _find(self, hints: tuple[str, ...], block: bool) -> Iterator[tuple[int, int]]:
+        done = -1
+        for i in sorted({i for hint in hints for i in _places(self._shape, hint.encode("latin-1"))}):
+            if i >= done:
+                start, done = _around(self.text, i, MAX_BLOCK if block else 0)
+                yield start, done
 
 
 def _places(text: AnyStr, piece: AnyStr) -> Iterator[int]:
