@@ -199,7 +199,7 @@ def _ended(walk: _Walk, ledger: Sequence[Message], incoming: Sequence[Message], 
     at, n = walk.matched
     if walk.n_shared >= len(incoming):
         why = "shorter"
-    elif _is_given_up(ledger[at:], incoming[n:]):
+    elif _is_given_up(ledger, at, incoming[n:]):
         why = "cancelled"
     else:
         one, other = ledger[min(walk.at, len(ledger) - 1)], incoming[walk.n_shared]
@@ -207,16 +207,23 @@ def _ended(walk: _Walk, ledger: Sequence[Message], incoming: Sequence[Message], 
     return Diverged(at, why, n, tuple(walk.how))
 
 
-def _is_given_up(left: Sequence[Message], instead: Sequence[Message]) -> bool:
-    """Whether what is left of the ledger is its last turn, and instead of it stands one other prompt, unanswered.
+def _is_given_up(ledger: Sequence[Message], at: int, instead: Sequence[Message]) -> bool:
+    """Whether the ledger's last turn begins at `at` and one other prompt stands instead of it, unanswered.
 
-    A client that was interrupted forgets the turn (Continue) or puts both prompts into one (Qwen Code).
+    A client that was interrupted forgets the turn (Continue) or puts both prompts into one (Qwen Code). A first prompt
+    that is another one is another conversation, unless it begins with the first.
     """
+    left = ledger[at:]
     is_turn = role_of(left[0]) == "user" and all(role_of(message) != "user" for message in left[1:])
-    return is_turn and role_of(instead[0]) == "user" and all(role_of(m) in _TOLD for m in instead[1:])
+    if not is_turn or role_of(instead[0]) != "user" or not all(role_of(m) in _TOLD for m in instead[1:]):
+        return False
+    was, now = texts_of(left[0])[-1:], texts_of(instead[0])[-1:]
+    goes_on = bool(was and now) and now[0].startswith(was[0])
+    return goes_on or any(role_of(message) not in _SYSTEM for message in ledger[:at])
 
 
-_TOLD = frozenset({"user", "system", "developer"})
+_SYSTEM = frozenset({"system", "developer"})
+_TOLD = _SYSTEM | {"user"}
 
 
 # --- prunes ---------------------------------------------------------------------------------------------------------
