@@ -12,18 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from policies.append_only_data import LONGEST, PRUNED, SHAPES
-from policies.normal_form import (
-    Defaults,
-    Message,
-    defaults_of,
-    diff_kinds,
-    differs_in,
-    normal,
-    only_reminders,
-    reminders,
-    role_of,
-    texts_of,
-)
+from policies.message_parts import Message, only_reminders, reminders, role_of, texts_of
+from policies.normal_form import Defaults, defaults_of, diff_kinds, differs_in, normal
 
 __all__ = [
     "Appended",

@@ -112,6 +112,15 @@ def test_an_edit_is_the_clients(incoming: Message) -> None:
     assert got[0] is incoming and got[1] == ()
 
 
+def test_fields_that_only_the_client_knows_stay() -> None:
+    """litellm adds `provider_specific_fields` to what it echoes."""
+    own, more = reply("So.\n", TEXT, reasoning_content="Hm."), {"provider_specific_fields": {"a": 1}}
+    got, kinds = back(own, {**reply("So.", DUMPED), **more})
+    assert got == own | more
+    assert kinds == ("whitespace", "arguments", "reasoning")
+    assert back(own, own | more) == (own | more, ())
+
+
 def test_call_ids_that_repeat_give_nothing_back() -> None:
     twice = {**reply("So."), "tool_calls": [call("edit", each, "c0") for each in (TEXT, '{"path": "b"}')]}
     once = reply("So.", DUMPED)
