@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from policies.append_only_data import LONGEST, PRUNED, SHAPES
 from policies.message_parts import Message, only_reminders, reminders, role_of, texts_of
 from policies.normal_form import Defaults, defaults_of, diff_kinds, differs_in, normal
+from policies.types import digest
 
 __all__ = [
     "Appended",
@@ -27,6 +28,7 @@ __all__ = [
     "moved_reminders",
     "new_reminders",
     "normal",
+    "normal_digest",
     "only_reminders",
     "reconcile",
     "reminders",
@@ -77,14 +79,21 @@ Reconciled = Appended | Repaired | Diverged
 
 
 def reconcile(
-    ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults, *, apply_prunes: bool = False
+    ledger: Sequence[Message],
+    incoming: Sequence[Message],
+    defaults: Defaults,
+    *,
+    apply_prunes: bool = False,
+    digests: Sequence[bytes] = (),
 ) -> Reconciled:
     """How the incoming history relates to the ledger, message by message.
 
     `ledger`: the messages of the line's newest prompt without the reply to it. `apply_prunes`: what would be deferred
-    is the divergence instead. Messages of any JSON shape are taken; nothing is raised or changed.
+    is the divergence instead. `digests`: `normal_digest` of the ledger's messages as the client first sent them, for
+    messages that were sent on with notes in them; none: as they stand. Messages of any JSON shape are taken; nothing
+    is raised or changed.
     """
-    walk = _walk(ledger, incoming, defaults)
+    walk = _walk(ledger, incoming, defaults, digests)
     pruned, refused = _prunes(walk.suspects, ledger, incoming)
     if refused:
         walk.how[GAVE_UP] = None
@@ -102,6 +111,11 @@ def reconcile(
     if walk.how:
         return Repaired(walk.n_shared, tuple(walk.how), tuple(at for at, _ in pruned))
     return Appended(walk.n_shared)
+
+
+def normal_digest(message: Message, defaults: Defaults) -> bytes:
+    """16-byte digest of the normal form."""
+    return digest(normal(message, defaults))
 
 
 def new_reminders(ledger: Iterable[Message], incoming: Iterable[Message]) -> tuple[str, ...]:
@@ -154,7 +168,9 @@ class _Walk:
     suspects: list[tuple[int, int]] = field(default_factory=list)
 
 
-def _walk(ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults) -> _Walk:
+def _walk(
+    ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults, digests: Sequence[bytes]
+) -> _Walk:
     walk = _Walk()
     while walk.at < len(ledger) and walk.n_shared < len(incoming):
         one, other = ledger[walk.at], incoming[walk.n_shared]
@@ -162,6 +178,8 @@ def _walk(ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defa
             pass
         elif normal(one, defaults) == normal(other, defaults):
             walk.how |= dict.fromkeys(diff_kinds(one, other))
+        elif walk.at < len(digests) and normal_digest(other, defaults) == digests[walk.at]:
+            walk.how |= dict.fromkeys(diff_kinds(*({**message, "content": None} for message in (one, other))))
         elif _may_be_pruned(one, other, defaults):
             walk.suspects.append((walk.at, walk.n_shared))
         elif only_reminders(one) or only_reminders(other):

@@ -15,6 +15,7 @@ from policies.append_only import (
     moved_reminders,
     new_reminders,
     normal,
+    normal_digest,
     reconcile,
     reminders,
 )
@@ -128,6 +129,29 @@ def test_a_result_of_another_call_diverges() -> None:
     ledger = loop(None)
     incoming = [*ledger[:2], {**ledger[2], "tool_call_id": "c5"}]
     assert reconciled(ledger, incoming) == Diverged(2, "call_ids", 2)
+
+
+@given(st.data(), histories, st.lists(messages(), max_size=2))
+def test_notes_in_the_ledger_are_no_difference(data: st.DataObject, sent: list[Message], new: list[Message]) -> None:
+    """The proxy puts changed values into messages; the client does not know."""
+    digests = [normal_digest(message, DEFAULTS) for message in sent]
+    noted = [{**m, "content": f"<context>now</context>{m['content']}"} if data.draw(st.booleans()) else m for m in sent]
+    got = reconcile(noted, [*sent, *new], DEFAULTS, digests=digests)
+    assert got == Appended(len(sent))
+    respelt = [data.draw(respelled(message)) for message in sent]
+    got = reconcile(noted, [*respelt, *new], DEFAULTS, digests=digests)
+    assert not isinstance(got, Diverged) and got.n_shared == len(sent)
+
+
+def test_prunes_are_seen_in_noted_messages() -> None:
+    sent = loop(None, "ok", "ok", "ok")
+    digests = [normal_digest(message, DEFAULTS) for message in sent]
+    ledger = [{**m, "content": f"{m['content']}\n\n<context>now</context>"} if m["role"] == "tool" else m for m in sent]
+    assert reconcile(ledger, sent, DEFAULTS, digests=digests) == Appended(len(sent))
+    pruned = [*sent[:2], {**sent[2], "content": CLEARED}, *sent[3:]]
+    assert reconcile(ledger, pruned, DEFAULTS, digests=digests) == Repaired(len(sent), ("prune",), (2,))
+    edited = [*sent[:4], {**sent[4], "content": "no"}, *sent[5:]]
+    assert reconcile(ledger, edited, DEFAULTS, digests=digests) == Diverged(4, "content", 4)
 
 
 # --- prunes ---------------------------------------------------------------------------------------------------------
