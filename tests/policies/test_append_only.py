@@ -95,7 +95,7 @@ def test_lists_of_any_kind_get_an_answer_that_adds_up(ledger: list[Message], dat
         assert at <= len(ledger) and got.n_shared <= len(incoming)
         # What is shared is equal but for reminder-only messages and deferred prunes.
         forms = [
-            [normal(m, DEFAULTS) for m in part if normal(m, DEFAULTS) != normal(say("user", R), DEFAULTS)]
+            [form for m in part if (form := normal(m, DEFAULTS)) != normal(say("user", R), DEFAULTS)]
             for part in (ledger[:at], incoming[: got.n_shared])
         ]
         assert len(forms[0]) == len(forms[1])
@@ -201,7 +201,7 @@ def test_an_edit_before_a_prune_is_the_divergence() -> None:
     assert reconciled(ledger, incoming, apply_prunes=True) == Diverged(0, "content", 0)
     late = [*ledger[:2], {**ledger[2], "content": CLEARED}, {**ledger[3], "content": "edited"}, ledger[4]]
     assert reconciled(ledger, late, apply_prunes=True) == Diverged(2, "pruned", 2)
-    assert reconciled(ledger, late) == Diverged(3, "content", 3)
+    assert reconciled(ledger, late) == Diverged(3, "content", 3, ("prune",), (2,))
 
 
 def test_a_call_id_that_names_several_results_prunes_nothing() -> None:
@@ -256,8 +256,10 @@ def test_messages_that_are_reminders_come_and_go() -> None:
 
 def test_what_is_skipped_before_the_end_is_not_shared() -> None:
     ledger = [say("user", "do"), say("assistant", "a")]
-    assert reconciled(ledger, [ledger[0], say("user", R)]) == Diverged(1, "shorter", 1, ("reminder",))
+    assert reconciled(ledger, [ledger[0], say("user", R)]) == Diverged(1, "shorter", 1)
     assert reconciled([say("user", R)], [say("user", "do")]) == Diverged(0, "content", 0, ("reminder",))
+    late = [ledger[0], say("user", R), say("assistant", "b")]
+    assert reconciled(ledger, late) == Diverged(1, "role", 1)
 
 
 def test_new_reminders_are_counted() -> None:
@@ -297,6 +299,21 @@ def test_a_turn_that_vanished_is_given_up() -> None:
     assert reconciled(ledger, answered) == Diverged(2, "content", 2)
     earlier = [*ledger, say("user", "third")]
     assert reconciled(earlier, [*before, say("user", "else")]) == Diverged(2, "content", 2)
+
+
+def test_an_answer_that_vanished_is_given_up() -> None:
+    ledger = loop(None)
+    assert reconciled(ledger, [ledger[0], say("user", "else")]) == Diverged(1, "cancelled", 1)
+    assert reconciled(ledger, [*ledger[:2], say("user", "else")]) == Diverged(2, "cancelled", 2)
+    assert reconciled(ledger, [ledger[0], say("assistant", "no"), say("user", "else")]) == Diverged(1, "content", 1)
+
+
+@pytest.mark.parametrize("empty", [say("assistant", None), say("assistant", " ", reasoning_content="Hm")])
+def test_empty_answers_come_and_go(empty: Message) -> None:
+    ledger = [say("user", "do"), empty, say("user", "go on")]
+    without = [ledger[0], ledger[2]]
+    assert reconciled(ledger, [*without, say("assistant", "b")]) == Repaired(2, ("empty_turn",))
+    assert reconciled(without, [*ledger, say("assistant", "b")]) == Repaired(3, ("empty_turn",))
 
 
 def test_another_first_prompt_is_another_conversation() -> None:
