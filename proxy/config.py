@@ -82,7 +82,19 @@ class Settings(BaseSettings):
         None, ge=256, description="context of an engine that we start, in tokens; else the model's own, at most 32768"
     )
     reply_reserve: int = Field(4096, ge=1, description="tokens set aside for an answer of unknown length")
-    mode: Literal["observe"] = Field("observe", description="observe: the model reads exactly what the client sent")
+    mode: Literal["observe", "repair", "strict"] = Field(
+        "observe", description="observe: the model reads exactly what the client sent"
+    )
+    template_clock: Literal["fixed", "engine"] = Field(
+        "fixed",
+        description="a chat template that prints the date, in an engine that we start; fixed: the date is told with "
+        "the messages, and midnight changes no prompt's beginning; engine: left as it is, as with --mode observe",
+    )
+    append_only_template: bool = Field(
+        False,
+        description="Qwen3's family, in an engine that we start: the prompt keeps the reasoning of earlier turns, "
+        "which the model's own template drops at each question; not with --mode observe",
+    )
 
     state_dir: UserPath = Field(default_factory=_state_dir, description="where slot files and their index are kept")
     disk_budget: Bytes = Field(20 * 1024**3, description="most bytes of slot files on disk")

@@ -100,7 +100,7 @@ def test_sizes_grow_with_their_number(number: int, unit: str) -> None:
         ({"port": "abc"}, "--port abc: input should be a valid integer"),
         ({"port": 70000}, "--port 70000: input should be less than or equal to 65535"),
         ({"disk_budget": "much"}, "--disk-budget much: is not a size"),
-        ({"mode": "repair"}, "--mode repair: input should be 'observe'"),
+        ({"mode": "mend"}, "--mode mend: input should be 'observe', 'repair' or 'strict'"),
         ({"engine": "cloud"}, "--engine cloud: input should be 'auto', 'embedded' or 'binary'"),
         ({"upstream": ("http://a",), "model": "m"}, "--upstream attaches to a running engine, --model starts one"),
         ({"upstream": ("http://a",), "engine_flags": ("-t",)}, "flags after -- starts one"),
