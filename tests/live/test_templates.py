@@ -118,6 +118,19 @@ async def test_replies_are_read_alike(live_engine: StartEngine, tmp_path: Path, 
     assert forms[0] == forms[1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kept"), [((), True), (("--chat-template-kwargs", '{"preserve_reasoning":false}'), False)]
+)
+async def test_templates_that_can_keep_reasoning_do(
+    live_engine: StartEngine, arguments: tuple[str, ...], kept: bool
+) -> None:
+    """llama-server's own default, which the embedded engine has to be told."""
+    engine = await live_engine(
+        "dense", extra=("--chat-template", "{{ preserve_thinking }} {{ clear_thinking }}", *arguments)
+    )
+    assert await rendered(engine.client, user("hi")) == f"{kept} {not kept}"
+
+
 @pytest.mark.parametrize("mode", ["repair", "observe"])
 async def test_clock(proxy_server: StartProxy, mode: str) -> None:
     """Constants in our modes, the date of the day in observe; a request may have it, too."""
