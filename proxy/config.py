@@ -100,6 +100,16 @@ class Settings(BaseSettings):
     layout_rules: tuple[Rule, ...] = Field(
         (), description="further shapes of volatile text in system prompts; tables in the configuration file"
     )
+    template_clock: Literal["fixed", "engine"] = Field(
+        "fixed",
+        description="a chat template that prints the date, in an engine that we start; fixed: the date is told with "
+        "the messages, and midnight changes no prompt's beginning; engine: left as it is, as with --mode observe",
+    )
+    append_only_template: bool = Field(
+        False,
+        description="Qwen3's family, in an engine that we start: the prompt keeps the reasoning of earlier turns, "
+        "which the model's own template drops at each question; not with --mode observe",
+    )
 
     state_dir: UserPath = Field(default_factory=_state_dir, description="where slot files and their index are kept")
     disk_budget: Bytes = Field(20 * 1024**3, description="most bytes of slot files on disk")
