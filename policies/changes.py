@@ -93,7 +93,10 @@ PRUNED_BELOW = 120
 
 
 def kind_of(change: Change) -> Kind:
-    """What changed, as far as its shape shows it."""
+    """What changed, as far as its shape shows it. A value in the base is named before the reason for its change."""
+    if change.old is not None and change.new is not None and change.is_in_one_text and change.old.section == "system":
+        if found := value_kind(change.old.text, change.new.text, change.at):
+            return found
     if _is_compaction(change):
         return Kind.COMPACTION
     for group in (change.old, change.new):

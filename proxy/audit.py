@@ -164,7 +164,7 @@ class Audit:
         known = self._bases.setdefault(key, self._base(key, agent, base))
         known.requests += 1
         self._groups.setdefault(group, Steadiness()).see(key, base)
-        conversation = self._conversation(request, before, shared, known.characters)
+        conversation = _conversation(request, group, pieces)
         self._conversations[conversation] = self._conversations.get(conversation, 0) + 1
         self._was.prompt += self._tokens.within(pieces, len(text))
         self._was.cached += self._tokens.within(pieces, shared)
@@ -181,14 +181,6 @@ class Audit:
         n_tools = sum(piece.section == "tools" for piece in base)
         characters = sum(len(piece.text) for piece in base)
         return Base(key, agent, max(0, n_tools - 1), characters, self._tokens.within(base, characters))
-
-    def _conversation(self, request: Recorded, before: Prompt | None, shared: int, n_base: int) -> str:
-        """By the session that the client names; else a prompt that shares more than its base goes on."""
-        who = identity("", request.headers)
-        named = who.session or request.body.get("prompt_cache_key")
-        if isinstance(named, str) and named:
-            return f"session {named}"
-        return before.conversation if before is not None and shared > n_base else f"request {request.number}"
 
     def _compare(self, before: Prompt, now: Prompt, agent: str, n_base: int) -> None:
         """Where a prompt departs from the one of its kind that it shares the most with."""
@@ -236,6 +228,15 @@ class Audit:
             "divergences": [_place_json(place) for place in places[:MOST_LISTED]],
             "parts": [{"group": name} | group.to_json() for name, group in self._groups.items()][:MOST_LISTED],
         }
+
+
+def _conversation(request: Recorded, group: str, pieces: Sequence[Piece]) -> str:
+    """By the session that the client names, else by the first message."""
+    named = identity("", request.headers).session or request.body.get("prompt_cache_key")
+    if isinstance(named, str) and named:
+        return named
+    first = next((piece.text for piece in pieces if piece.section == "messages" and piece.text), "")
+    return f"{group} {digest(first.encode('utf-8', 'replace')).hex()}"
 
 
 def _first_texts(base: Sequence[Piece]) -> list[str]:

@@ -78,11 +78,11 @@ def _with_progress(trace: Trace) -> Iterator[Recorded]:
 
 def _print(out: Console, report: dict[str, Any]) -> None:
     """The report for people."""
-    skipped = f" ({report['skipped']} other lines)" if report["skipped"] else ""
+    skipped = f" ({_count(report['skipped'], 'other line')})" if report["skipped"] else ""
     out.print(
         plain(
-            f"{report['requests']:,} requests{skipped} of {report['conversations']:,} conversations on "
-            f"{report['n_bases']:,} bases; tokens by {report['counted']}"
+            f"{_count(report['requests'], 'request')}{skipped} of {_count(report['conversations'], 'conversation')} on "
+            f"{_count(report['n_bases'], 'base')}; tokens by {report['counted']}"
         )
     )
     _print_rates(out, report)
@@ -116,7 +116,7 @@ def _print_divergences(out: Console, report: dict[str, Any]) -> None:
         is_message = place["message"] is not None and place["section"] != "tools"
         message = f"message {place['message']} ({place['role']}), " if is_message else ""
         where = f"{place['section']}, {message}{place['path']}, character {place['character']:,}"
-        times = f"{place['times']} time{'' if place['times'] == 1 else 's'}"
+        times = _count(place["times"], "time")
         out.print(
             plain(f"{place['lost_tokens']:,} tokens, {times}, first in line {place['lines'][0]}: {place['kind']}"),
             plain(f"  {where} (of the whole prompt {place['flat_character']:,})"),
@@ -137,7 +137,12 @@ def _print_parts(out: Console, report: dict[str, Any]) -> None:
     for group in report["parts"]:
         for line in group["changing"]:
             texts = (clean(line[key].strip()[:SHOWN]) or "(nothing)" for key in ("old", "new"))
-            out.print(plain(f"  {line['part']}, {line['changes']} changes: {' -> '.join(texts)}"), soft_wrap=True)
+            times = _count(line["changes"], "time")
+            out.print(plain(f"  {line['part']}, changed {times}: {' -> '.join(texts)}"), soft_wrap=True)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _table(first: str, *others: str) -> Table:
