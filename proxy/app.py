@@ -21,6 +21,7 @@ from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import SlotkeeperError
 from proxy.keeper import Keeper
+from proxy.layouts import Layouts
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
 from proxy.service import Service
@@ -80,7 +81,10 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         metrics, lines, tasks = Metrics(), LineBook(settings.max_lines), Tasks()
         await _load_lines(store, lines)
         engines = Engines(settings, store, metrics, lines, tasks)
-        service = Service(settings, tenants, store, metrics, engines, lines, tasks)
+        layouts = Layouts(keep=store.put_layout)
+        for tenant, blob in await store.load_layouts():
+            layouts.load(tenant, blob)
+        service = Service(settings, tenants, store, metrics, engines, lines, tasks, layouts)
         service.recall(store.load_requests())
         keeper = Keeper(service)
         engines.on_pressure = keeper.press

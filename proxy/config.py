@@ -82,7 +82,11 @@ class Settings(BaseSettings):
         None, ge=256, description="context of an engine that we start, in tokens; else the model's own, at most 32768"
     )
     reply_reserve: int = Field(4096, ge=1, description="tokens set aside for an answer of unknown length")
-    mode: Literal["observe"] = Field("observe", description="observe: the model reads exactly what the client sent")
+    mode: Literal["observe", "repair", "strict"] = Field(
+        "repair",
+        description="repair: prompts are kept append-only; observe: the model reads exactly what the client sent; "
+        "strict: a request that does not extend its conversation is refused",
+    )
 
     state_dir: UserPath = Field(default_factory=_state_dir, description="where slot files and their index are kept")
     disk_budget: Bytes = Field(20 * 1024**3, description="most bytes of slot files on disk")

@@ -6,6 +6,7 @@
     ├── Forbidden 403
     ├── NotFound 404 ── UnknownModel 404
     ├── MethodNotAllowed 405
+    ├── BrokenLine 409
     ├── TooLarge 413
     ├── ClientLeft 499 (never sent: nobody is there)
     ├── InternalError 500
@@ -118,6 +119,12 @@ class MethodNotAllowed(SlotkeeperError):
     """The path exists with another method."""
 
     status, kind, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class BrokenLine(SlotkeeperError):
+    """Mode strict: the request does not extend its conversation."""
+
+    status, kind, code = 409, "invalid_request_error", "broken_line"
 
 
 class TooLarge(SlotkeeperError):

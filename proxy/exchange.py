@@ -28,7 +28,9 @@ from proxy.errors import (
     ShuttingDown,
     SlotkeeperError,
 )
+from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
+from proxy.prepare import keep, prepare
 from proxy.relay import Relay
 from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
@@ -70,6 +72,8 @@ class Exchange:
         self.clock = Clock()
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
+        self._ledger: Ledger | None = None
+        """What the line's ledger will be once this prompt was sent."""
         self._base: Timings | None = None
         """What processing the base ahead of this cold prompt took: it is part of the prompt's own work."""
 
@@ -131,7 +135,9 @@ class Exchange:
         if self.service.stopping:
             raise ShuttingDown("Slotkeeper is stopping; send the request again in a moment.", retry_after=5)
         r = self.request
-        found = self.service.lines.find(r.who, r.prompt, r.first_user)
+        prepared = await prepare(self.service, r)
+        r, found, self._ledger = prepared.request, prepared.found, prepared.ledger
+        self.request, self.record.repairs = r, list(prepared.repairs)
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
         engine.table.require_place(engine.n_requests)
@@ -264,6 +270,7 @@ class Exchange:
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
 
         relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle, r.writer)
+        relay.keeps = self._ledger is not None
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
@@ -271,6 +278,8 @@ class Exchange:
             raise
         finally:
             self.clock.first = relay.first_event
+            if self._ledger is not None:
+                self._ledger.reply = Reply(relay.kept, relay.message)
             if not settled:
                 # Also when the engine is known to be lost (the slot is LEASED then): the lease is ours to give back.
                 if is_guest and not takes_over:
@@ -278,6 +287,8 @@ class Exchange:
                 elif slot.line != want.line.id:
                     slot.clear_owner()  # what was his is overwritten, or about to be
                 self._abandon(engine, slot, want)
+            elif not r.fresh:
+                self.service.engines.remember(want.line)
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
@@ -325,8 +336,7 @@ class Exchange:
             # Its cells stay in use until the next prompt; nobody may find or keep what lies there.
             slot.line, slot.tokens, slot.body = None, b"", None
         else:
-            self.service.lines.advance(line, r.prompt, timings.cache_n + timings.prompt_n)
-            self.service.engines.remember(line)
+            self._advance(line, timings.cache_n + timings.prompt_n)
         if fell_short:
             self.service.engines.suspect(engine, was_empty=was_empty)
         engine.refresh_abilities()
@@ -345,10 +355,15 @@ class Exchange:
         slot.apply(SlotEvent.CANCELLED)
         if not want.fresh and slot.line in (None, want.line.id):
             # A repeated request has to find its line, and wait for its slot, at once.
-            self.service.lines.advance(want.line, self.request.prompt, want.line.n_tokens)
+            self._advance(want.line, want.line.n_tokens)
             want.line.lost = Cause.CANCELLED
             slot.line = want.line.id
         self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
+
+    def _advance(self, line: Line, n_tokens: int) -> None:
+        self.service.lines.advance(line, self.request.prompt, n_tokens)
+        if self._ledger is not None:
+            keep(self.service, line, self._ledger)
 
     async def _resolve(self, engine: Engine, slot: Slot, want: Want) -> None:
         instance, report = engine.instance, None

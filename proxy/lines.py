@@ -13,6 +13,7 @@ from llamacpp.tokens import Estimator
 from policies.causes import Cause
 from policies.prefix import shared_entries
 from policies.types import DIGEST_BYTES, Match, Prompt
+from proxy.ledger import Ledger
 from proxy.store_types import LedgerRecord
 
 
@@ -52,6 +53,8 @@ class Line:
     n_requests: int = 0
     running: int = 0
     """Requests of this line that wait or run; it is not forgotten meanwhile."""
+    ledger: Ledger | None = None
+    """What was sent for it, message by message; None where prompts go as they come (mode observe, completions)."""
 
     def to_record(self) -> LedgerRecord:
         """For state.db: hashes, sizes and counts, no text."""
@@ -72,6 +75,7 @@ class Line:
                 "first_user": self.first_user.hex(),
                 "kind": self.kind,
                 "tokens_per_byte": self.estimator.ratio,
+                "ledger": self.ledger.to_extra() if self.ledger is not None else None,
             },
         )
 
@@ -90,6 +94,8 @@ class Line:
                 record.line, who, prompt, bytes.fromhex(extra["first_user"]), record.n_tokens, kind=extra["kind"]
             )
             line.estimator, line.lost = Estimator(float(ratio)), Cause.ENGINE_RESTART
+            if (ledger := extra.get("ledger")) is not None:
+                line.ledger = Ledger.from_extra(ledger)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a line: {error}") from error
         return line

@@ -4,7 +4,7 @@ Labels come from closed sets: a value outside its set is a mistake of ours and r
 that was not announced by `add_engine` is counted as "other", so that no client can make series.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from prometheus_client import (
@@ -65,6 +65,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._engines: dict[str, str] = {}
         self._models: set[str] = set()
+        self._rules: set[str] = set()
         self._make_token_counters()
         self._make_event_counters()
         self._make_histograms()
@@ -80,6 +81,10 @@ class Metrics:
         self._capacity.labels(engine).set(capacity)
 
     # -- counters ---------------------------------------------------------------------------------------------------
+
+    def add_rules(self, names: Iterable[str]) -> None:
+        """Rules of repair that may be used as labels from now on."""
+        self._rules.update(names)
 
     def prompt(self, engine: str, model: str, kind: Kind, *, cached: int, processed: int, seconds: float) -> None:
         """One answered prompt: the engine's own cache_n and prompt_n in tokens, and prompt_ms as seconds."""
@@ -110,6 +115,11 @@ class Metrics:
     def dropped(self, dialect: DialectLabel, count: int) -> None:
         """Fields of a request that have no effect on the engine."""
         self._dropped.labels(_checked(dialect, DialectLabel)).inc(count)
+
+    def repaired(self, rules: Iterable[str]) -> None:
+        """Changes that were made to a request so that its prompt extends what was sent before, by their rule."""
+        for rule in rules:
+            self._repairs.labels(rule if rule in self._rules else OTHER).inc()
 
     def placement(self, engine: str, decision: Decision) -> None:
         """One prompt was placed: where its tokens came from."""
@@ -221,6 +231,9 @@ class Metrics:
         self._requests = c("requests", "Model requests ended (counted at settling).", ("dialect", "kind", "outcome"))
         self._dropped = c(
             "dropped_fields", "Fields of requests without effect on the engine (readers of the dialects).", ("dialect",)
+        )
+        self._repairs = c(
+            "repairs", "Changes that keep prompts append-only (layout, ledger, replay), by rule.", ("rule",)
         )
         self._placements = c(
             "placements", "Prompts placed (slot table), by where their tokens came from.", ("engine", "decision")

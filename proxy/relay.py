@@ -13,6 +13,7 @@ from llamacpp.errors import EngineBroken
 from llamacpp.reports import Timings, error_of
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
+from proxy.ledger import MOST_REPLY_BYTES
 from proxy.slots import Runner
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ class Relay:
         self._asked, self._out, self._headers, self._settle, self._writer = asked, out, headers, settle, writer
         self._decoder = Decoder(kind)
         self._settled = False
+        self.keeps = False
+        """The answer's events are wanted afterwards, as `kept`."""
+        self.kept: list[bytes] = []
+        self.message: Json | None = None
+        """The assistant message of an answer that came whole."""
+        self._n_kept = 0
         self.first_event = 0.0
         """When the first event came that bears something, by time.perf_counter; 0.0 before."""
 
@@ -48,6 +55,7 @@ class Relay:
         for an answer that is not whole."""
         splitter = EventSplitter()
         async for chunk in chunks:
+            self._keep(chunk)
             shown: list[bytes] = []
             look = self._look if self._writer is None else self._translated
             try:
@@ -73,6 +81,11 @@ class Relay:
         await self._pass_on(b"" if self._writer is None else self._writer.end())
         await self._out.end()
 
+    def _keep(self, chunk: bytes) -> None:
+        self._n_kept += len(chunk)
+        if self.keeps and self._n_kept <= MOST_REPLY_BYTES:
+            self.kept.append(chunk)
+
     async def _show(self, shown: list[bytes], runner: Runner | None) -> None:
         n_borne = sum(not event.startswith(b":") for event in shown)  # a ping during prefill is no token
         if n_borne and not self.first_event:
@@ -95,6 +108,8 @@ class Relay:
         timings = next((t for t in (Timings.from_json(p.get("timings")) for p in parts) if t is not None), None)
         if timings is not None:
             self._done(timings)
+        if self.keeps and isinstance(found, dict) and isinstance(choices := found.get("choices"), list) and choices:
+            self.message = choices[0].get("message") if isinstance(choices[0], dict) else None
         await self._answer(body if self._writer is None else orjson.dumps(self._writer.whole(found)))
 
     def _look(self, event: bytes) -> bytes | None:

@@ -14,8 +14,11 @@ from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import Dialect, ShuttingDown
 from proxy.explain import Explainer, texts
+from proxy.layouts import Layouts
+from proxy.ledger import TextBudget
 from proxy.lines import LineBook
 from proxy.metrics import Metrics
+from proxy.normals import Normals
 from proxy.settle import Record
 from proxy.store import Store
 from proxy.tasks import Tasks
@@ -48,6 +51,9 @@ class Service:
     engines: Engines
     lines: LineBook
     tasks: Tasks
+    layouts: Layouts = field(default_factory=Layouts)
+    normals: Normals = field(default_factory=Normals)
+    texts: TextBudget = field(default_factory=TextBudget)
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
     running: set[Exchange] = field(default_factory=set)

@@ -44,6 +44,8 @@ class Record:
     reprocessed: int = 0
     outcome: Outcome = "ok"
     error: str | None = None
+    repairs: list[str] = field(default_factory=list)
+    """Rules that changed the spelling of this request."""
     divergence: dict[str, Any] = field(default_factory=dict)
     """First message that differs from the ledger: its index and the positions around it in tokens (estimated)."""
 

@@ -145,6 +145,23 @@ class Store(SnapshotStore):
             return
         self._writer.put(lambda batch: _put_last(batch.ledgers, record.line, blob))
 
+    def put_texts(self, line: str, start: int, messages: list[bytes]) -> None:
+        """Keep the messages of a line's ledger from position `start` on; written behind."""
+        self._writer.put(lambda batch: batch.put_texts(line, start, messages))
+
+    async def load_texts(self, line: str) -> list[bytes]:
+        """The messages of a line's ledger, as they were put."""
+        await self._writer.flush()
+        return await self._writer.run(lambda db: db.texts(line))
+
+    def put_layout(self, tenant: str, blob: bytes) -> None:
+        """Keep what was learned of a tenant's bases; written behind."""
+        self._writer.put(lambda batch: _put_last(batch.layouts, tenant, blob))
+
+    async def load_layouts(self) -> list[tuple[str, bytes]]:
+        """(tenant, what was learned of its bases)."""
+        return await self._writer.run(lambda db: db.layouts())
+
     async def load_ledgers(self) -> list[LedgerRecord]:
         """All ledgers, the most recently put last."""
         await self._writer.flush()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,7 +17,7 @@ from proxy.errors import StoreError
 from proxy.state_dir import PRIVATE_FILE, explain_os_error
 from proxy.store_types import Row, Snapshot
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COMPANIONS = ("", "-wal", "-shm")  # the files that SQLite keeps beside a database in WAL mode
 BUSY_TIMEOUT_SECONDS = 2.0  # a person's `sqlite3 state.db` may read beside us; the flock keeps other proxies out
 
@@ -31,21 +31,42 @@ CREATE TABLE snapshots (
 CREATE TABLE ledgers (seq INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
 CREATE TABLE requests (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
 """
+_SCHEMA_2 = """
+CREATE TABLE texts (line TEXT NOT NULL, position INTEGER NOT NULL, message BLOB NOT NULL, PRIMARY KEY (line, position))
+    WITHOUT ROWID;
+CREATE TABLE layouts (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
+"""
+MOST_TEXT_BYTES = 1024**3
+"""Messages of all ledgers; beyond it the lines used longest ago lose theirs (their prompts then come as sent)."""
+MOST_TENANTS = 1000
+TABLES = ("snapshots", "ledgers", "requests", "texts", "layouts")
 
 T = TypeVar("T")
 
 
 @dataclass
 class Batch:
-    """Write-behind work: the newest value per key; `ledgers[line]` None deletes it. Keys in order of their last put."""
+    """Write-behind work: the newest value per key; `ledgers[line]` None deletes it. Keys in order of their last put.
+
+    `texts[line]`: the messages of its ledger from a position on; what stands there in the database goes.
+    """
 
     ledgers: dict[str, bytes | None] = field(default_factory=dict)
     requests: dict[str, bytes] = field(default_factory=dict)
     last_used: dict[str, float] = field(default_factory=dict)
     effective: dict[str, bool] = field(default_factory=dict)
+    texts: dict[str, tuple[int, list[bytes]]] = field(default_factory=dict)
+    layouts: dict[str, bytes] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.ledgers or self.requests or self.last_used or self.effective)
+        return bool(self.ledgers or self.requests or self.last_used or self.effective or self.texts or self.layouts)
+
+    def put_texts(self, line: str, start: int, messages: list[bytes]) -> None:
+        """Messages of a line from `start` on; earlier ones that wait here stay before them."""
+        begin, waiting = self.texts.get(line, (start, []))
+        if begin <= start <= begin + len(waiting):
+            start, messages = begin, [*waiting[: start - begin], *messages]
+        self.texts[line] = start, messages
 
     def put_back(self, older: Batch, *, max_lines: int, max_requests: int) -> None:
         """Merge a batch that could not be written under this newer one, within the bounds that the database has."""
@@ -53,6 +74,10 @@ class Batch:
         self.requests = _newest(older.requests, self.requests, max_requests)
         self.last_used = older.last_used | self.last_used
         self.effective = older.effective | self.effective
+        self.layouts = older.layouts | self.layouts
+        newer, self.texts = self.texts, dict(older.texts)
+        for line, (start, messages) in newer.items():
+            self.put_texts(line, start, messages)
 
 
 def _newest(older: dict[str, T], newer: dict[str, T], limit: int) -> dict[str, T]:
@@ -90,12 +115,12 @@ class StateDb:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")  # WAL: a power cut may lose the last commits, never the file
         self._db.execute("PRAGMA secure_delete=ON")  # what a person had deleted must not stay in free pages
-        if version == 0:
-            self._create()
+        if version < SCHEMA_VERSION:
+            self._create(_SCHEMA_2 if version else _SCHEMA + _SCHEMA_2)
 
-    def _create(self) -> None:
-        # one transaction, so that a process killed in between leaves version 0 and no tables
-        self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+    def _create(self, tables: str) -> None:
+        # one transaction, so that a process killed in between leaves the old version and none of the tables
+        self._db.executescript(f"BEGIN IMMEDIATE; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -157,8 +182,13 @@ class StateDb:
     def write(self, batch: Batch, *, max_lines: int, max_requests: int) -> None:
         """One transaction for a whole batch; then the oldest ledgers and requests beyond the bounds go."""
         with self._transaction() as db:
-            _upsert(db, "ledgers", "line", batch.ledgers, max_lines)
+            gone = _upsert(db, "ledgers", "line", batch.ledgers, max_lines)
             _upsert(db, "requests", "id", batch.requests, max_requests)
+            _upsert(db, "layouts", "tenant", batch.layouts, MOST_TENANTS)
+            _put_texts(db, batch.texts)
+            db.executemany("DELETE FROM texts WHERE line=?", [(line,) for line in gone])
+            if batch.texts:
+                _bound_texts(db)
             db.executemany("UPDATE snapshots SET last_used=? WHERE id=?", [(v, k) for k, v in batch.last_used.items()])
             db.executemany("UPDATE snapshots SET effective=? WHERE id=?", [(v, k) for k, v in batch.effective.items()])
 
@@ -166,6 +196,17 @@ class StateDb:
         """(line, record), the least recently put first."""
         with self._explained():
             return self._db.execute("SELECT line, record FROM ledgers ORDER BY seq").fetchall()
+
+    def texts(self, line: str) -> list[bytes]:
+        """The messages of a line's ledger, in order."""
+        with self._explained():
+            found = self._db.execute("SELECT position, message FROM texts WHERE line=? ORDER BY position", (line,))
+            return [message for expected, (position, message) in enumerate(found) if position == expected]
+
+    def layouts(self) -> list[tuple[str, bytes]]:
+        """(tenant, record)."""
+        with self._explained():
+            return self._db.execute("SELECT tenant, record FROM layouts ORDER BY seq").fetchall()
 
     def requests(self) -> list[tuple[str, bytes]]:
         """(id, record), the oldest first."""
@@ -175,7 +216,7 @@ class StateDb:
     def clear(self) -> None:
         """Delete everything, and leave nothing of it in free pages or the write-ahead log."""
         with self._transaction() as db:
-            for table in ("snapshots", "ledgers", "requests"):
+            for table in TABLES:
                 db.execute(f"DELETE FROM {table}")
         self.scrub()
         with self._explained():
@@ -196,18 +237,33 @@ class Corrupt(StoreError):
     """The database file is damaged: move it aside and start anew."""
 
 
-def _upsert(
-    db: sqlite3.Connection, table: str, key: str, values: dict[str, bytes] | dict[str, bytes | None], limit: int
-) -> None:
-    gone = [(k,) for k, v in values.items() if v is None]
+def _upsert(db: sqlite3.Connection, table: str, key: str, values: Mapping[str, bytes | None], limit: int) -> list[str]:
+    """Puts and deletes rows, then deletes the oldest beyond the limit. Returns the keys of all that were deleted."""
+    gone = [k for k, v in values.items() if v is None]
     kept = [(k, v) for k, v in values.items() if v is not None]
-    db.executemany(f"DELETE FROM {table} WHERE {key}=?", gone)
+    db.executemany(f"DELETE FROM {table} WHERE {key}=?", [(k,) for k in gone])
     # a replaced row takes a new seq: "oldest" means least recently put
     db.executemany(f"INSERT OR REPLACE INTO {table} ({key}, record) VALUES (?, ?)", kept)
-    if kept:
-        db.execute(
-            f"DELETE FROM {table} WHERE seq IN (SELECT seq FROM {table} ORDER BY seq DESC LIMIT -1 OFFSET ?)", (limit,)
-        )
+    if not kept:
+        return gone
+    beyond = f"SELECT seq FROM {table} ORDER BY seq DESC LIMIT -1 OFFSET ?"
+    return gone + [k for (k,) in db.execute(f"DELETE FROM {table} WHERE seq IN ({beyond}) RETURNING {key}", (limit,))]
+
+
+def _put_texts(db: sqlite3.Connection, texts: dict[str, tuple[int, list[bytes]]]) -> None:
+    for line, (start, messages) in texts.items():
+        db.execute("DELETE FROM texts WHERE line=? AND position>=?", (line, start))
+        db.executemany("INSERT INTO texts VALUES (?, ?, ?)", [(line, start + i, m) for i, m in enumerate(messages)])
+
+
+def _bound_texts(db: sqlite3.Connection) -> None:
+    """Beyond the bound the lines used longest ago lose their texts."""
+    pages, free, size = (
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    if (pages - free) * size > MOST_TEXT_BYTES:
+        oldest = "SELECT line FROM ledgers ORDER BY seq LIMIT (SELECT count(*) / 4 + 1 FROM ledgers)"
+        db.execute(f"DELETE FROM texts WHERE line IN ({oldest})")
 
 
 def _make_private(path: Path) -> None:

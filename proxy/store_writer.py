@@ -62,6 +62,7 @@ class Writer:
                 self._batch = Batch()
             else:
                 self._batch.ledgers.pop(line, None)
+                self._batch.texts.pop(line, None)
 
     async def flush(self) -> None:
         """Wait until everything that was put is written, or has failed and waits for the next try."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from llamacpp.errors import EngineError
 from proxy.api import read_messages
 from proxy.api.door import headers_of, path_of, read_body
-from proxy.api.read import Told, identity, read
+from proxy.api.read import Told, folded, identity, read
 from proxy.engine_errors import as_ours
 from proxy.rendering import render_chat
 
@@ -29,12 +29,12 @@ class Counting:
         """`{"input_tokens": N}`: exact, media estimated."""
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
         headers = headers_of(request.scope)
-        told = Told(headers, self._service.engines.template)
-        asked = read("messages", path_of(request), raw, identity(request.state.tenant, headers), told)
+        asked = read("messages", path_of(request), raw, identity(request.state.tenant, headers), Told(headers))
+        body = folded(asked.body, self._service.engines.template)
         engine = self._service.engines.pick(asked.model)
         engine.require_ready()
         try:
-            tokens = await render_chat(engine, asked.who.tenant, asked.prompt.base, orjson.dumps(asked.body))
+            tokens = await render_chat(engine, asked.who.tenant, asked.prompt.base, orjson.dumps(body))
         except EngineError as error:
             raise as_ours(error) from error
         return Response(read_messages.count(tokens.n_tokens), media_type="application/json")

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy import errors
 from proxy.api import write_messages, write_responses
-from proxy.api.read import Door, Told, identity, read
+from proxy.api.read import Door, Told, identity, mode_of, read
 from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
 from proxy.settle import Record
 
@@ -139,7 +139,8 @@ class ModelDoor:
         try:
             raw = await read_body(scope, receive, self._service.settings.max_body_bytes)
             headers = headers_of(scope)
-            who, told = identity(tenant, headers), Told(headers, self._service.engines.template)
+            mode = mode_of(headers, self._service.settings.mode)
+            who, told = identity(tenant, headers), Told(headers, mode, self._service.normals)
             if len(raw) > LARGE_BODY:
                 request = await asyncio.to_thread(read, self._door, self._path, raw, who, told)
             else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Any, Literal, cast, get_args
 
 import orjson
 
@@ -16,9 +17,13 @@ from proxy.api import read_messages, read_responses
 from proxy.api.dialect import Writer
 from proxy.errors import BadRequest, Dialect
 from proxy.lines import Identity
+from proxy.normals import Normals
 
 Json = dict[str, Any]
 Door = Literal["chat", "completion", "native", "infill"]
+Mode = Literal["observe", "repair", "strict"]
+"""observe: the model reads exactly what the client sent; repair: prompts are kept append-only; strict: those that do
+not extend their conversation are refused."""
 
 CHAT_PATH = "/v1/chat/completions"
 OURS = ("id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "cache_prompt", "n", "n_cmpl")
@@ -75,8 +80,13 @@ class ModelRequest:
     n_prompts: int
     fresh: bool
     dialect: Dialect
+    mode: Mode = "observe"
     writer: Writer | None = None
     """Says the answer in the client's dialect, where that is not the engine's own."""
+    blobs: tuple[bytes, ...] = ()
+    """Each message of a chat as JSON; `raws` their digests, `normals` those of their normal forms."""
+    raws: tuple[bytes, ...] = ()
+    normals: tuple[bytes, ...] = ()
 
     @property
     def shapes(self) -> Kind:
@@ -148,39 +158,46 @@ def parse(raw: bytes) -> Json:
 
 
 def read(dialect: Dialect | Door, path: str, raw: bytes, who: Identity, told: Told | None = None) -> ModelRequest:
-    """Raises BadRequest for what no engine could answer; everything else is the engine's to judge.
-
-    `told`: how the engine's template takes system text, for prompts that it would refuse.
-    """
+    """Raises BadRequest for what no engine could answer; everything else is the engine's to judge."""
     told = told or Told()
     try:
         if dialect == "messages" or dialect == "responses":  # noqa: PLR1714 (mypy follows only this form)
             return _translated(dialect, parse(raw), who, told)
-        return _request(dialect, path, told.folded(parse(raw)), who)
+        return _request(dialect, path, parse(raw), who, told)
     except orjson.JSONEncodeError as error:
         raise BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply.") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a reader is told besides the body: request headers, the template's limits; where to leave dropped names."""
+    """What a reader is told besides the body: request headers, the mode; where to leave dropped names."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
-    template: TemplateFacts | None = None
+    mode: Mode = "observe"
+    normals: Normals = field(default_factory=Normals)
     dropped: list[str] = field(default_factory=list)
 
-    def folded(self, body: Json) -> Json:
-        """The body with system text where the template takes it; the same object when nothing has to move."""
-        facts, messages = self.template, body.get("messages")
-        if facts is None or facts.takes_anything or not isinstance(messages, list):
-            return body
-        fits = fold(
-            messages,
-            late_system=facts.late_system,
-            several_leading=facts.several_leading,
-            must_alternate=facts.must_alternate,
-        )
-        return body if fits is messages else {**body, "messages": fits}
+
+def mode_of(headers: Mapping[str, str], usual: Mode) -> Mode:
+    """The mode that a request asks for by header, else the usual one. Raises BadRequest for one that does not exist."""
+    asked = headers.get("x-slotkeeper-mode", usual)
+    if asked not in get_args(Mode):
+        raise BadRequest(f"'x-slotkeeper-mode' is '{asked[:40]}'; it may be observe, repair or strict.")
+    return cast(Mode, asked)
+
+
+def folded(body: Json, facts: TemplateFacts | None) -> Json:
+    """The body with system text where the template takes it; the same object when nothing has to move."""
+    messages = body.get("messages")
+    if facts is None or facts.takes_anything or not isinstance(messages, list):
+        return body
+    fits = fold(
+        messages,
+        late_system=facts.late_system,
+        several_leading=facts.several_leading,
+        must_alternate=facts.must_alternate,
+    )
+    return body if fits is messages else {**body, "messages": fits}
 
 
 def _translated(dialect: Literal["messages", "responses"], body: Json, who: Identity, told: Told) -> ModelRequest:
@@ -188,7 +205,7 @@ def _translated(dialect: Literal["messages", "responses"], body: Json, who: Iden
     t = READERS[dialect](body, told.headers)
     told.dropped.extend(t.dropped)
     found = replace(who, session=who.session or t.session, agent=who.agent or t.agent, parent=who.parent or t.parent)
-    request = _request("chat", CHAT_PATH, told.folded(t.body), found)
+    request = _request("chat", CHAT_PATH, t.body, found, told)
     return replace(request, dialect=dialect, writer=t.writer())
 
 
@@ -204,6 +221,9 @@ def one_by_one(request: ModelRequest) -> list[ModelRequest]:
             seed = body.get("seed")
             if choice and isinstance(seed, int) and seed >= 0:
                 body = {**body, "seed": seed + choice}
+            if text is None:
+                ones.append(replace(request, body=body, n_choices=1, n_prompts=1))
+                continue
             ones.append(replace(_request(request.door, request.path, body, request.who), fresh=request.fresh))
     return ones
 
@@ -216,15 +236,26 @@ def _prompts(body: Json, door: Door) -> list[Any]:
     return given if all(given) else [None]
 
 
-def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
+def _request(door: Door, path: str, body: Json, who: Identity, told: Told | None = None) -> ModelRequest:
+    told = told or Told()
     n_choices, n_prompts = _choices(body), len(_prompts(body, door))
     if n_choices * n_prompts > MOST_CHOICES:
         raise BadRequest(f"{n_prompts} prompts with {n_choices} choices each are too many: {MOST_CHOICES} at most.")
-    prompt, first_user = _chat_prompt(body) if door == "chat" else _text_prompt(body, door)
+    who = _with_adapters(who, body.get("lora"))
+    blobs: tuple[bytes, ...] = ()
+    raws, normals = blobs, blobs
+    if door == "chat":
+        blobs = _blobs(body)
+        raws = tuple(map(digest, blobs))
+        if told.mode != "observe":
+            normals = told.normals.of(who.tenant, body["messages"], raws, body.get("tools"))
+        prompt, first_user = _chat_prompt(body, blobs, raws, normals)
+    else:
+        prompt, first_user = _text_prompt(body, door)
     return ModelRequest(
         door=door,
         path=path,
-        who=_with_adapters(who, body.get("lora")),
+        who=who,
         prompt=prompt,
         first_user=first_user,
         model=_model(body),
@@ -233,7 +264,11 @@ def _request(door: Door, path: str, body: Json, who: Identity) -> ModelRequest:
         n_prompts=n_prompts,
         fresh=body.get("cache_prompt") is False,
         dialect="native" if door == "infill" else door,
+        mode=told.mode,
         body={key: value for key, value in body.items() if key not in OURS},
+        blobs=blobs,
+        raws=raws,
+        normals=normals,
     )
 
 
@@ -246,7 +281,8 @@ def _with_adapters(who: Identity, lora: object) -> Identity:
     return replace(who, tenant=f"{who.tenant}{mark}{digest(orjson.dumps(lora)).hex()[:16]}")
 
 
-def _chat_prompt(body: Json) -> tuple[Prompt, bytes]:
+def _blobs(body: Json) -> tuple[bytes, ...]:
+    """Each message as JSON; raises BadRequest for messages that no engine could read."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise BadRequest("'messages' is missing or not a list. Send at least one message.", param="messages")
@@ -255,17 +291,26 @@ def _chat_prompt(body: Json) -> tuple[Prompt, bytes]:
     if not all(isinstance(m, dict) for m in messages):
         raise BadRequest("'messages' holds something that is not an object.", param="messages")
     _check_chat(body, messages)
-    blobs = [orjson.dumps(m) for m in messages]
+    return tuple(map(orjson.dumps, messages))
+
+
+def _chat_prompt(
+    body: Json, blobs: tuple[bytes, ...], raws: tuple[bytes, ...], normals: tuple[bytes, ...]
+) -> tuple[Prompt, bytes]:
+    """The prompt as the client spells it, and what its first message is known by: its normal form if there is one."""
+    messages = body["messages"]
     n_leading = next((i for i, m in enumerate(messages) if m.get("role") not in LEADING), len(messages))
-    system = digest(*blobs[:n_leading])
+    system = digest(*raws[:n_leading])
     tools = digest(orjson.dumps(body.get("tools")))
     params = digest(orjson.dumps([body.get(name) for name in RENDERING]))
-    chain, last = [], digest(system, tools, params)
-    for blob in blobs:
-        last = digest(last, blob)
-        chain.append(last)
-    first_user = digest(blobs[n_leading] if n_leading < len(blobs) else b"")
-    return Prompt(system, tools, params, tuple(chain), tuple(map(len, blobs)), n_leading), first_user
+    first_user = digest((normals or raws)[n_leading] if n_leading < len(blobs) else b"")
+    chain = chained(digest(system, tools, params), raws)
+    return Prompt(system, tools, params, chain, tuple(map(len, blobs)), n_leading), first_user
+
+
+def chained(base: bytes, entries: Iterable[bytes]) -> tuple[bytes, ...]:
+    """The digest of a base and the entries up to each (policies/types.Prompt.chain)."""
+    return tuple(accumulate(entries, digest, initial=base))[1:]
 
 
 def _check_chat(body: Json, messages: list[Json]) -> None:

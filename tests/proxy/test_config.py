@@ -43,7 +43,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         4,
         4096,
         "auto",
-        "observe",
+        "repair",
     )
     assert (s.max_body_bytes, s.max_waiting, s.max_wait_seconds) == (64_000_000, 64, 600)
     assert (s.exit_deadline_seconds, s.max_lines, s.disk_budget) == (30, 1000, 20 * 2**30)
@@ -100,7 +100,7 @@ def test_sizes_grow_with_their_number(number: int, unit: str) -> None:
         ({"port": "abc"}, "--port abc: input should be a valid integer"),
         ({"port": 70000}, "--port 70000: input should be less than or equal to 65535"),
         ({"disk_budget": "much"}, "--disk-budget much: is not a size"),
-        ({"mode": "repair"}, "--mode repair: input should be 'observe'"),
+        ({"mode": "mend"}, "--mode mend: input should be 'observe', 'repair' or 'strict'"),
         ({"engine": "cloud"}, "--engine cloud: input should be 'auto', 'embedded' or 'binary'"),
         ({"upstream": ("http://a",), "model": "m"}, "--upstream attaches to a running engine, --model starts one"),
         ({"upstream": ("http://a",), "engine_flags": ("-t",)}, "flags after -- starts one"),

@@ -58,6 +58,8 @@ def feed(metrics: Metrics) -> None:
     metrics.reprocessed("e0", "tiny", "evicted", 5)
     metrics.request("chat", "main", "ok")
     metrics.dropped("messages", 2)
+    metrics.add_rules(["date"])
+    metrics.repaired(["date", "unheard of"])
     metrics.placement("e0", "continue")
     metrics.waited("e0")
     metrics.evicted("e0")

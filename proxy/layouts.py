@@ -1,0 +1,187 @@
+"""Bases as they are sent: a tenant's first-seen spellings of tools, their orders, and spans learned to be volatile."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import structlog
+from policies.layout import Laid, Learned, Value, lay_out, learn, order_tools, tool_key
+from policies.layout_rules import RULES, Rule
+
+from policies.types import digest
+
+log = structlog.get_logger(__name__)
+
+Json = dict[str, Any]
+
+MOST_LAID = 32
+"""Laid-out bases remembered by the digest of the client's own, over all tenants: a few agents and their sub-agents."""
+MOST_ORDERS = 256
+MOST_TOOLS = 2048
+"""Tool lists and definitions per tenant; an agent has a handful of lists of 4 to 40 tools."""
+MOST_BASES = 16
+"""System texts per tenant that a new one is compared with."""
+MOST_LEARNED = 64
+"""Spans per tenant that were found to change; more of them is an agent that no rule can help."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaidBase:
+    """A base as it is sent. `texts`: of the leading messages; `system`, `tools_digest`: what decides the prefix."""
+
+    leading: tuple[Json, ...]
+    tools: list[Json] | None
+    values: tuple[Value, ...]
+    changes: tuple[str, ...]
+    texts: tuple[str, ...]
+    system: bytes
+    tools_digest: bytes
+    n_learned: int
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """What one tenant's agents have sent so far. `learned` only grows: a line remembers how many it was laid out by."""
+
+    orders: list[tuple[bytes, ...]] = field(default_factory=list)
+    spelled: dict[bytes, Json] = field(default_factory=dict)
+    bases: list[tuple[str, ...]] = field(default_factory=list)
+    learned: tuple[Learned, ...] = ()
+
+
+class Layouts:
+    """Lays out bases; what it learns on the way is handed to `keep` (tenant, blob)."""
+
+    def __init__(self, rules: Sequence[Rule] = RULES, keep: Callable[[str, bytes], None] = lambda *_: None) -> None:
+        self._rules, self._keep = tuple(rules), keep
+        self._tenants: dict[str, _Tenant] = {}
+        self._laid: OrderedDict[tuple[str, bytes, int], LaidBase] = OrderedDict()
+
+    def load(self, tenant: str, blob: bytes) -> None:
+        """What an earlier run kept; a blob that is not whole is dropped."""
+        try:
+            self._tenants[tenant] = _from_blob(blob)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("layout_dropped", tenant=tenant, error=type(error).__name__)
+
+    def forget(self) -> None:
+        """Everything that was learned."""
+        self._tenants.clear()
+        self._laid.clear()
+
+    def n_learned(self, tenant: str) -> int:
+        """Spans that a new line of this tenant is laid out by."""
+        known = self._tenants.get(tenant)
+        return len(known.learned) if known else 0
+
+    def lay_out(self, tenant: str, leading: Sequence[Json], tools: object, raw: bytes, n_learned: int) -> LaidBase:
+        """The base of a request. `raw`: digest of the client's own; `n_learned`: how many learned spans count."""
+        key = tenant, raw, n_learned
+        if key not in self._laid:
+            self._laid[key] = self._lay_out(tenant, leading, tools, n_learned)
+            if len(self._laid) > MOST_LAID:
+                self._laid.popitem(last=False)
+        self._laid.move_to_end(key)
+        return self._laid[key]
+
+    def _lay_out(self, tenant: str, leading: Sequence[Json], tools: object, n_learned: int) -> LaidBase:
+        known = self._tenants.setdefault(tenant, _Tenant())
+        given = tools if isinstance(tools, list) and all(isinstance(t, dict) for t in tools) else None
+        laid = lay_out(leading, given, rules=self._rules, learned=known.learned[:n_learned])
+        ordered, reordered = self._ordered(tenant, known, laid)
+        if given is None and tools is not None:
+            ordered = tools  # nothing that we understand; the engine will say what it thinks of it
+        return LaidBase(
+            leading=laid.leading,
+            tools=ordered,
+            values=laid.values,
+            changes=(*laid.changes, *(("tool_order",) if reordered else ())),
+            texts=tuple(map(text_of, laid.leading)),
+            system=digest(*map(orjson.dumps, laid.leading)),
+            tools_digest=digest(orjson.dumps(ordered)),
+            n_learned=n_learned,
+        )
+
+    def _ordered(self, tenant: str, known: _Tenant, laid: Laid) -> tuple[Any, bool]:
+        """The tools in their first-seen order and spelling, and whether that changed anything."""
+        if not laid.tools:
+            return laid.tools, False
+        keys = [tool_key(tool) for tool in laid.tools]
+        order = order_tools(keys, known.orders)
+        new = {key: tool for key, tool in zip(keys, laid.tools, strict=True) if key not in known.spelled}
+        spelled = {key: known.spelled.get(key) or new[key] for key in keys}
+        if order not in known.orders and len(order) == len(set(order)):
+            known.spelled |= new
+            known.orders = [*known.orders[-MOST_ORDERS + 1 :], order]
+            if len(known.spelled) > MOST_TOOLS:
+                known.spelled = {key: known.spelled[key] for order in known.orders[-8:] for key in order}
+                known.orders = known.orders[-8:]
+            self._save(tenant, known)
+        ordered = [spelled[key] for key in order]
+        return ordered, ordered != laid.tools
+
+    def meet(self, tenant: str, texts: tuple[str, ...]) -> bool:
+        """A new session's system texts. True when they taught something: a known one differs only in volatile spans."""
+        known = self._tenants.setdefault(tenant, _Tenant())
+        if not any(texts) or texts in known.bases:
+            return False
+        for other in reversed(known.bases):
+            if self._learn(known, other, texts):
+                self._save(tenant, known)
+                return True
+        known.bases = [*known.bases[-MOST_BASES + 1 :], texts]
+        self._save(tenant, known)
+        return False
+
+    def teach(self, tenant: str, old: tuple[str, ...], new: tuple[str, ...]) -> None:
+        """Two requests of one line differed in their system texts: later lines are laid out without that."""
+        known = self._tenants.setdefault(tenant, _Tenant())
+        if self._learn(known, old, new):
+            self._save(tenant, known)
+
+    def _learn(self, known: _Tenant, old: tuple[str, ...], new: tuple[str, ...]) -> bool:
+        if len(old) != len(new) or len(known.learned) >= MOST_LEARNED:
+            return False
+        found = learn(old, new, len(known.learned) + 1)
+        fresh = tuple(
+            f for f in found or () if (f.prefix, f.suffix) not in {(k.prefix, k.suffix) for k in known.learned}
+        )
+        known.learned += fresh[: MOST_LEARNED - len(known.learned)]
+        return bool(fresh)
+
+    def _save(self, tenant: str, known: _Tenant) -> None:
+        self._keep(tenant, _to_blob(known))
+
+
+def text_of(message: Json) -> str:
+    """The text of a message, its parts joined."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(p["text"] for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str))
+
+
+def _to_blob(known: _Tenant) -> bytes:
+    return orjson.dumps(
+        {
+            "orders": [[key.hex() for key in order] for order in known.orders],
+            "spelled": {key.hex(): tool for key, tool in known.spelled.items()},
+            "bases": known.bases,
+            "learned": [[span.prefix, span.suffix, span.name] for span in known.learned],
+        }
+    )
+
+
+def _from_blob(blob: bytes) -> _Tenant:
+    found = orjson.loads(blob)
+    return _Tenant(
+        orders=[tuple(bytes.fromhex(key) for key in order) for order in found["orders"]],
+        spelled={bytes.fromhex(key): tool for key, tool in found["spelled"].items()},
+        bases=[tuple(map(str, texts)) for texts in found["bases"]],
+        learned=tuple(Learned(*map(str, entry)) for entry in found["learned"]),
+    )

@@ -1,0 +1,152 @@
+"""What was really sent for a line, message by message, and what the model answered.
+
+The client sends its whole history again on every turn, spelled as it likes; what lies in the slot is what was sent
+before. So a line remembers both: how the client spelled each message last (a digest), and what went to the engine.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from llamacpp.errors import EngineBroken
+from llamacpp.sse import EventSplitter, data_of
+from llamacpp.wire import Asked, Decoder
+from policies.types import DIGEST_BYTES
+
+Json = dict[str, Any]
+
+MOST_TEXT_BYTES = 64 * 1024**2
+"""Text of ledgers in memory; older lines' text is read from state.db when it is needed."""
+MOST_REPLY_BYTES = 4 * 1024**2
+"""Events of one answer that are kept to give it back; a longer one comes back as the client spells it."""
+
+
+class Reply:
+    """An answer as the engine streamed it; parsed when somebody asks, off the path of the answer itself."""
+
+    def __init__(self, chunks: Sequence[bytes] = (), message: Json | None = None) -> None:
+        self._chunks, self._message = tuple(chunks), message
+
+    @property
+    def message(self) -> Json | None:
+        """The assistant message that the model produced, as far as it came; None when there is none."""
+        if self._chunks:
+            self._message, self._chunks = _assembled(b"".join(self._chunks)), ()
+        return self._message
+
+
+def _assembled(stream: bytes) -> Json | None:
+    decoder = Decoder("chat")
+    try:
+        for event in EventSplitter().feed(stream):
+            data = data_of(event)
+            if data is not None and data != b"[DONE]" and isinstance(found := orjson.loads(data), dict):
+                decoder.feed(found)
+        message = decoder.whole(Asked.of({}, "chat"))["choices"][0]["message"]
+    except (EngineBroken, orjson.JSONDecodeError, LookupError, TypeError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+@dataclass(slots=True)
+class Ledger:
+    """One line's messages, the leading ones included. Positions are those of the client's list.
+
+    `raw`, `normal`: digests of each message's spelling and normal form, as the client last sent it. `sent`: the JSON
+    that the engine was given; None when it lies in state.db only. `altered`: positions where `sent` is not the client's
+    own spelling; `deferred`: those of them where the client pruned what is still sent. `told`: volatile values as told
+    at a position. `n_learned`: learned spans that its base was laid out by.
+    """
+
+    raw: list[bytes] = field(default_factory=list)
+    normal: list[bytes] = field(default_factory=list)
+    sent: list[bytes] | None = field(default_factory=list)
+    altered: set[int] = field(default_factory=set)
+    deferred: set[int] = field(default_factory=set)
+    told: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    n_learned: int = 0
+    reply: Reply = field(default_factory=Reply)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of text in memory."""
+        return sum(map(len, self.sent or ()))
+
+    def told_before(self, position: int) -> dict[str, str]:
+        """Volatile values that the messages before a position have told."""
+        values: dict[str, str] = {}
+        for at, told in self.told:
+            if at < position:
+                values |= told
+        return values
+
+    def to_extra(self) -> Json:
+        """Everything but the text, for the ledger's record."""
+        reply = self.reply.message
+        return {
+            "raw": b"".join(self.raw).hex(),
+            "normal": b"".join(self.normal).hex(),
+            "altered": sorted(self.altered),
+            "deferred": sorted(self.deferred),
+            "told": self.told,
+            "n_learned": self.n_learned,
+            "reply": reply,
+        }
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> Ledger:
+        """A ledger whose text is still in state.db. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            raw=_digests(extra["raw"]),
+            normal=_digests(extra["normal"]),
+            sent=None,
+            altered=set(map(int, extra["altered"])),
+            deferred=set(map(int, extra["deferred"])),
+            told=[(int(at), {str(k): str(v) for k, v in told.items()}) for at, told in extra["told"]],
+            n_learned=int(extra["n_learned"]),
+            reply=Reply(message=extra["reply"] if isinstance(extra["reply"], dict) else None),
+        )
+
+    def branch(self, position: int) -> Ledger:
+        """The ledger of a history that agrees with this one before `position`."""
+        return replace(
+            self,
+            raw=self.raw[:position],
+            normal=self.normal[:position],
+            sent=self.sent[:position] if self.sent is not None else None,
+            altered={i for i in self.altered if i < position},
+            deferred={i for i in self.deferred if i < position},
+            told=[(at, told) for at, told in self.told if at < position],
+        )
+
+
+def _digests(packed: str) -> list[bytes]:
+    found = bytes.fromhex(packed)
+    return [found[i : i + DIGEST_BYTES] for i in range(0, len(found), DIGEST_BYTES)]
+
+
+class TextBudget:
+    """Keeps the text of the newest ledgers in memory, up to MOST_TEXT_BYTES."""
+
+    def __init__(self, most: int = MOST_TEXT_BYTES) -> None:
+        self._most, self._held = most, 0
+        self._ledgers: OrderedDict[str, tuple[Ledger, int]] = OrderedDict()
+
+    def hold(self, line: str, ledger: Ledger) -> None:
+        """The newest; the oldest beyond the budget give their text up."""
+        self.drop(line)
+        n_bytes = ledger.n_bytes
+        self._ledgers[line], self._held = (ledger, n_bytes), self._held + n_bytes
+        while self._held > self._most and len(self._ledgers) > 1:
+            _, (old, size) = self._ledgers.popitem(last=False)
+            old.sent, self._held = None, self._held - size
+
+    def drop(self, line: str) -> None:
+        """That line's text is held elsewhere, or nowhere."""
+        _, size = self._ledgers.pop(line, (None, 0))
+        self._held -= size

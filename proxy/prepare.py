@@ -1,0 +1,356 @@
+"""The prompt as it will be sent: laid out, spelled as its line's ledger, with what the client dropped put back.
+
+Nothing here decides about correctness of the cache: the engine compares tokens itself. What is decided is what the
+model reads, so only what policies/append_only knows to be equivalent is respelled; the rest is the client's edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+import structlog
+from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
+
+from policies.append_only import Repaired, diff_kinds, new_reminders, reconcile
+from policies.replay import give_back
+from policies.types import Match, Prompt, digest
+from proxy.api.read import ModelRequest, chained, folded
+from proxy.errors import BrokenLine, StoreError
+from proxy.layouts import LaidBase, text_of
+from proxy.ledger import Ledger
+from proxy.lines import Found, Line
+from proxy.service import Service
+
+log = structlog.get_logger(__name__)
+
+Json = dict[str, Any]
+
+PRUNE_AT = 0.85
+"""Share of the usable context that a prompt fills before the client's deferred prunes are done (issue 4)."""
+NO_RULES = -1
+"""Learned spans of a base that is left as it is but for the order of its tools: nobody is there to be told values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`request` as it is sent; the line that it belongs to; `ledger`: what that line's will be once this was sent."""
+
+    request: ModelRequest
+    found: Found
+    ledger: Ledger | None = None
+    repairs: tuple[str, ...] = ()
+
+
+async def prepare(service: Service, request: ModelRequest) -> Prepared:
+    """Raises BrokenLine in mode strict when the request does not extend its line."""
+    if request.door != "chat" or request.mode == "observe":
+        found = service.lines.find(request.who, request.prompt, request.first_user)
+        return Prepared(_folded(service, request), found)
+    prepared = await _Repair(service, request).run()
+    found = prepared.found
+    if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
+        raise BrokenLine(
+            f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
+            "--mode strict refuses that. Send the history unchanged, or use mode repair."
+        )
+    service.metrics.repaired(prepared.repairs)
+    return prepared
+
+
+def _where(found: Found) -> str:
+    return f"message {found.shared}" if found.match is Match.EDITED else "its system text or its tools"
+
+
+def _folded(service: Service, request: ModelRequest) -> ModelRequest:
+    body = folded(request.body, service.engines.template)
+    return request if body is request.body else replace(request, body=body)
+
+
+def keep(service: Service, line: Line, ledger: Ledger) -> None:
+    """The prompt was sent: this is what the line's next one has to agree with."""
+    old = line.ledger.sent if line.ledger is not None else None
+    new = ledger.sent or []
+    start = next((i for i, (a, b) in enumerate(zip(old or (), new, strict=False)) if a != b), len(old or ()))
+    service.store.put_texts(line.id, min(start, len(new)), new[start:])
+    line.ledger = ledger
+    service.texts.hold(line.id, ledger)
+
+
+class _Repair:
+    """One request on its way through layout, its line's ledger and replay."""
+
+    def __init__(self, service: Service, request: ModelRequest) -> None:
+        self._service, self._request = service, request
+        self._messages: list[Json] = request.body["messages"]
+        self._n, self._n_leading = len(self._messages), request.prompt.n_leading
+        self._tenant = request.who.tenant
+        self._repairs: list[str] = []
+        self._line_changes: list[tuple[str, str]] = []
+        self._deferred: set[int] = set()
+        self._first_user = next((i for i, m in enumerate(self._messages) if m.get("role") == "user"), None)
+
+    async def run(self) -> Prepared:
+        laid, found = self._look_up(self._n_learned())
+        if found.match is Match.BASE:
+            laid, found = await self._with_its_base(laid, found)
+        if found.match in (Match.BASE, Match.NEW):
+            laid, found = self._met(laid, found)
+        if found.match is Match.EDITED:
+            found = await self._reconciled(found)
+        elif found.match is Match.EXTENDS:
+            found = self._pruned(found)
+        return await self._spelled(laid, found)
+
+    # --- which base, which line -------------------------------------------------------------------------------------
+
+    def _n_learned(self) -> int:
+        return NO_RULES if self._first_user is None else self._service.layouts.n_learned(self._tenant)
+
+    def _lay_out(self, n_learned: int) -> LaidBase:
+        p = self._request.prompt
+        leading = self._messages[: self._n_leading]
+        return self._service.layouts.lay_out(
+            self._tenant, leading, self._request.body.get("tools"), digest(p.system, p.tools), n_learned
+        )
+
+    def _prompt(self, laid: LaidBase) -> Prompt:
+        p, r = self._request.prompt, self._request
+        entries = (laid.system,) * self._n_leading + r.normals[self._n_leading :]
+        chain = chained(digest(laid.system, laid.tools_digest, p.params), entries)
+        return Prompt(laid.system, laid.tools_digest, p.params, chain, p.sizes, p.n_leading)
+
+    def _find(self, laid: LaidBase) -> Found:
+        r = self._request
+        return self._service.lines.find(r.who, self._prompt(laid), r.first_user)
+
+    def _look_up(self, n_learned: int) -> tuple[LaidBase, Found]:
+        laid = self._lay_out(n_learned)
+        return laid, self._find(laid)
+
+    async def _with_its_base(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
+        """The line's base may have been laid out before more was learned, or differ in volatile spans alone."""
+        line = found.line
+        if line is None or line.ledger is None or self._first_user is None:
+            return laid, found
+        own, again = self._look_up(line.ledger.n_learned)
+        if again.match in (Match.EXTENDS, Match.EDITED):
+            return own, again
+        if line.prompt.tools != own.tools_digest or line.prompt.n_leading != self._n_leading:
+            return laid, found
+        sent = await self._texts(line)
+        if sent is None:
+            return laid, found
+        leading = tuple(map(orjson.loads, sent[: self._n_leading]))
+        texts = tuple(map(text_of, leading))
+        changes = changed_lines(texts, own.texts)
+        if not changes:
+            return laid, found
+        self._line_changes = changes
+        self._service.layouts.teach(self._tenant, texts, own.texts)
+        own = replace(own, leading=leading, texts=texts, system=line.prompt.system)
+        return own, self._find(own)
+
+    def _met(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
+        """A new base: does it differ from a known one in volatile spans alone?"""
+        layouts = self._service.layouts
+        if laid.n_learned != NO_RULES and layouts.meet(self._tenant, laid.texts):
+            laid, found = self._look_up(layouts.n_learned(self._tenant))
+            layouts.meet(self._tenant, laid.texts)
+        self._repairs.extend(laid.changes)
+        return laid, found
+
+    # --- where it departs from its ledger -----------------------------------------------------------------------------
+
+    async def _reconciled(self, found: Found) -> Found:
+        """An edit that only prunes old results is put off: what is still sent stays."""
+        line = found.line
+        if line is None or line.ledger is None or self._n < len(line.ledger.normal) or self._is_full(line):
+            return found
+        ledger, normals = line.ledger, self._request.normals
+        known = range(self._n_leading, len(ledger.normal))
+        differing = {i for i in known if ledger.normal[i] != normals[i]}
+        if not differing or any(self._messages[i].get("role") != "tool" for i in differing):
+            return found
+        sent = await self._texts(line)
+        if sent is None or line.ledger is not ledger:
+            return found
+        before = [orjson.loads(sent[i]) if i in differing else self._messages[i] for i in known]
+        verdict = reconcile(before, self._messages[self._n_leading :], self._defaults())
+        if not isinstance(verdict, Repaired) or verdict.n_shared != len(before):
+            return found
+        self._deferred = {at + self._n_leading for at in verdict.deferred}
+        self._repairs.append("prune_deferred")
+        return Found(line, Match.EXTENDS, len(ledger.normal))
+
+    def _pruned(self, found: Found) -> Found:
+        """All prunes that were put off are done at once when the context runs full."""
+        line = found.line
+        if line is None or line.ledger is None or not line.ledger.deferred or not self._is_full(line):
+            return found
+        self._repairs.append("pruned")
+        return Found(line, Match.EDITED, min(line.ledger.deferred))
+
+    def _is_full(self, line: Line) -> bool:
+        n_ctx = min((e.n_ctx for e in self._service.engines.all if e.ready), default=0)
+        new = sum(self._request.prompt.sizes[len(line.prompt.chain) :])
+        return n_ctx > 0 and line.n_tokens + line.tokens_of(new) >= PRUNE_AT * n_ctx
+
+    def _defaults(self) -> Any:
+        return self._service.normals.defaults(self._request.body.get("tools"))[1]
+
+    async def _texts(self, line: Line) -> list[bytes] | None:
+        """The messages of the line's ledger, from state.db where they are not in memory; None when they are lost."""
+        ledger = line.ledger
+        if ledger is None or ledger.sent is not None:
+            return ledger.sent if ledger else None
+        try:
+            found = await self._service.store.load_texts(line.id)
+        except StoreError as error:
+            log.warning("ledger_not_read", line=line.id, error=str(error))
+            found = []
+        if len(found) != len(ledger.raw):
+            self._repairs.append("gave_up")
+            return None
+        if ledger.sent is None:
+            ledger.sent = found
+            self._service.texts.hold(line.id, ledger)
+        return ledger.sent
+
+    # --- how it is spelled ------------------------------------------------------------------------------------------
+
+    async def _spelled(self, laid: LaidBase, found: Found) -> Prepared:
+        old = found.line.ledger if found.line is not None and found.match is not Match.BASE else None
+        known = 0 if old is None else len(old.raw) if found.match is Match.EXTENDS else found.shared
+        raws = self._request.raws
+        if old is not None and known == self._n and raws[-1] != old.raw[known - 1]:
+            known -= 1  # asked again in other words: the newest message is the client's to say
+        if found.line is not None and old is not None and self._needs_text(old, known):
+            sent = await self._texts(found.line)
+            if sent is None:
+                old, known = None, 0
+        full, old = old, old.branch(known) if old is not None else None
+        messages = [*laid.leading, *self._messages[self._n_leading :]]
+        altered = {i for i in range(self._n_leading) if messages[i] != self._messages[i]}
+        if old is not None:
+            altered |= self._from_ledger(old, messages)
+        altered |= self._given_back(full, known, messages, is_edit=found.match is Match.EDITED)
+        told = self._noted(old, known, laid, messages, altered)
+        return self._finish(laid, found, old, messages, altered, told)
+
+    def _needs_text(self, old: Ledger, known: int) -> bool:
+        start, raws = self._n_leading, self._request.raws
+        return any(i >= start for i in old.altered) or old.raw[start:known] != list(raws[start:known])
+
+    def _from_ledger(self, old: Ledger, messages: list[Json]) -> set[int]:
+        """Known positions in the spelling that was sent; those of them that the client spells otherwise."""
+        altered, missing = set(), []
+        for i in range(self._n_leading, len(old.raw)):
+            is_same = old.raw[i] == self._request.raws[i]
+            if (is_same and i not in old.altered) or old.sent is None:
+                continue
+            sent = orjson.loads(old.sent[i])
+            if not is_same:
+                self._repairs.extend(diff_kinds(sent, messages[i]))
+                missing.append(i)
+            if sent != messages[i]:
+                altered.add(i)
+            messages[i] = sent
+        if missing and old.sent is not None:
+            told = [orjson.loads(blob) for blob in old.sent] + messages[len(old.raw) :]
+            self._reminders = new_reminders(told, [self._messages[i] for i in missing])
+        return altered
+
+    _reminders: Sequence[str] = ()
+
+    def _given_back(self, full: Ledger | None, known: int, messages: list[Json], *, is_edit: bool) -> set[int]:
+        """Answers that the client echoes in other words, or without what the model thought, as the model gave them."""
+        if full is None:
+            return set()
+        altered = set()
+        for i in range(max(known, self._n_leading), self._n):
+            if messages[i].get("role") != "assistant":
+                continue
+            reply = self._reply_to(full, known, i, is_edit=is_edit)
+            if reply is None:
+                continue
+            given, kinds = give_back(reply, messages[i], self._defaults())
+            if kinds:
+                messages[i] = given
+                self._repairs.extend(kinds)
+                altered.add(i)
+        return altered
+
+    def _reply_to(self, full: Ledger, known: int, position: int, *, is_edit: bool) -> Json | None:
+        if position == len(full.raw):
+            return full.reply.message
+        if not is_edit or full.sent is None:
+            return None
+        same = (i for i in range(known, len(full.normal)) if full.normal[i] == self._request.normals[position])
+        at = next(same, None)
+        return orjson.loads(full.sent[at]) if at is not None else None
+
+    def _noted(
+        self, old: Ledger | None, known: int, laid: LaidBase, messages: list[Json], altered: set[int]
+    ) -> list[tuple[int, dict[str, str]]]:
+        """Tells volatile values: the first ones in the first user message, changed ones in the newest message."""
+        first = self._first_user
+        if first is None:
+            return []
+        if old is None or first >= known:
+            if laid.values:
+                messages[first] = with_note(messages[first], first_note(laid.values), front=True)
+                altered.add(first)
+            told = [(first, {v.name: v.text for v in laid.values})]
+            at = self._append(messages, altered, [line_note(b, n) for b, n in self._line_changes], first)
+            return told if at is None else [*told, (at, {f"={b}": n for b, n in self._line_changes})]
+        known_values = old.told_before(known)
+        tell = to_tell(known_values, laid.values)
+        lines = [(b, n) for b, n in self._line_changes if known_values.get(f"={b}", b) != n]
+        now = {b for b, _ in self._line_changes}
+        back = [(n, k[1:]) for k, n in known_values.items() if k[:1] == "=" and k[1:] not in now and n != k[1:]]
+        notes = [change_note(tell)] if tell else []
+        notes += [line_note(known_values.get(f"={b}", b), n) for b, n in lines] + [line_note(n, b) for n, b in back]
+        at = self._append(messages, altered, [*notes, *self._reminders], known)
+        if at is None or not (tell or lines or back):
+            return old.told
+        values = {v.name: v.text for v in tell} | {f"={b}": n for b, n in lines} | {f"={b}": b for _, b in back}
+        return [*old.told, (at, values)]
+
+    def _append(self, messages: list[Json], altered: set[int], notes: Sequence[str], start: int) -> int | None:
+        """The notes behind the newest message that may bear one; its position, None when there is none."""
+        if not notes:
+            return None
+        asking = (i for i in range(self._n - 1, start - 1, -1) if messages[i].get("role") in ("user", "tool"))
+        at = next(asking, None)
+        if at is not None:
+            messages[at] = with_note(messages[at], "\n".join(notes), front=False)
+            altered.add(at)
+            self._repairs.append("moved_to_newest")
+        return at
+
+    def _finish(
+        self,
+        laid: LaidBase,
+        found: Found,
+        old: Ledger | None,
+        messages: list[Json],
+        altered: set[int],
+        told: list[tuple[int, dict[str, str]]],
+    ) -> Prepared:
+        r = self._request
+        sent = [orjson.dumps(messages[i]) if i in altered else blob for i, blob in enumerate(r.blobs)]
+        if old is not None and old.sent is not None:
+            sent[: len(old.sent)] = [b if a != b else a for a, b in zip(old.sent, sent, strict=False)]
+        prompt = replace(self._prompt(laid), sizes=tuple(map(len, sent)))
+        deferred = self._deferred | (old.deferred if old is not None else set())
+        ledger = Ledger(list(r.raws), list(r.normals), sent, altered, deferred, told, laid.n_learned)
+        body = r.body
+        if altered:
+            body = {**body, "messages": messages}
+        if laid.tools is not None and laid.tools != body.get("tools"):
+            body = {**body, "tools": laid.tools}
+        body = folded(body, self._service.engines.template)
+        return Prepared(replace(r, body=body, prompt=prompt), found, ledger, tuple(self._repairs))

@@ -1,0 +1,99 @@
+"""The net under the rules: differences on single lines are learned, everything else is another prompt."""
+
+import string
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.layout import changed_lines, lay_out, learn
+from policies.layout_text import Learned
+
+HEAD = "You are an agent that works on files.\n" * 8
+
+
+def with_line(line: str) -> list[str]:
+    return [f"{HEAD}{line}\nBe brief."]
+
+
+def test_a_span_on_one_line_is_learned_as_whole_words() -> None:
+    old, new = with_line("Mood: calm-17, random."), with_line("Mood: calm-19, random.")
+    assert learn(old, new, 3) == (Learned("Mood: ", ", random.", "value_3"),)
+    assert changed_lines(old, new) == [("Mood: calm-17, random.", "Mood: calm-19, random.")]
+    laid = [
+        lay_out([{"role": "system", "content": text[0]}], None, learned=learn(old, new, 3) or ()) for text in (old, new)
+    ]
+    assert laid[0].leading == laid[1].leading
+    assert [each.values[0].text for each in laid] == ["calm-17", "calm-19"]
+
+
+def test_several_lines_in_several_messages_are_numbered_in_order() -> None:
+    old, new = [*with_line("Mood: a\nLuck: 1 %"), "Seat 3"], [*with_line("Mood: b\nLuck: 22 %"), "Seat 4"]
+    assert learn(old, new, 1) == (
+        Learned("Mood: ", "", "value_1"),
+        Learned("Luck: ", " %", "value_2"),
+        Learned("Seat ", "", "value_3"),
+    )
+
+
+def test_what_is_no_small_difference_is_not_learned() -> None:
+    old = with_line("Mood: calm")
+    for new in (
+        old,
+        with_line("Mood: calm\nLuck: bad"),
+        [*old, "more"],
+        with_line("Mood: " + "x" * 201),
+        [old[0].upper()],
+        ["Mood: calm"],
+        with_line("Mood:"),
+    ):
+        assert learn(old, new, 1) is None
+        assert changed_lines(old, new) is None
+
+
+def test_many_spans_are_another_prompt() -> None:
+    for n, is_learned in ((16, True), (17, False)):
+        old, new = (
+            "".join(f"Line {a}, number: {mark}\n" for a in string.ascii_lowercase[:n]) + HEAD * 2 for mark in "xy"
+        )
+        assert (learn([old], [new], 1) is not None) == is_learned
+
+
+def test_a_line_without_anything_else_or_like_another_one_is_not_learned() -> None:
+    assert learn(with_line("calm"), with_line("wild"), 1) is None
+    assert learn(with_line("Mood: a\nMood: z"), with_line("Mood: b\nMood: z"), 1) is None
+
+
+def test_a_placeholder_is_never_learned() -> None:
+    assert learn(with_line("Mood: [[date]]"), with_line("Mood: [[date_2]]"), 1) is None
+    assert learn(with_line("Mood: [[date]]/a1"), with_line("Mood: [[date]]/a2"), 1) == (
+        Learned("Mood: [[date]]", "", "value_1"),
+    )
+
+
+def test_project_instructions_are_never_learned() -> None:
+    old, new = (with_line(f"Instructions from: /r/AGENTS.md\n- Indent by {n} spaces") for n in (2, 4))
+    assert learn(old, new, 1) is None
+
+
+def test_of_a_long_line_an_excerpt_is_told() -> None:
+    old, new = ([f"{'word ' * 100}Time {n} o'clock{' word' * 100}"] for n in (1, 2))
+    pairs = changed_lines(old, new)
+    assert pairs is not None
+    assert [len(text) for text in pairs[0]] == [121, 121]
+    assert "Time 1 o'clock" in pairs[0][0]
+    assert "Time 2 o'clock" in pairs[0][1]
+
+
+words = st.text("ab 1:[", min_size=1, max_size=8)
+
+
+@given(st.lists(words, max_size=4), words, words)
+def test_what_is_learned_makes_both_texts_one(lines: list[str], one: str, other: str) -> None:
+    old, new = (with_line("\n".join([*lines, f"Mood is {mark} today"])) for mark in (one, other))
+    learned = learn(old, new, 1)
+    if learned is None:
+        assert one == other or "[" in one + other or one.isspace() or other.isspace()
+        return
+    both = [lay_out([{"role": "system", "content": text[0]}], None, learned=learned) for text in (old, new)]
+    assert both[0].leading == both[1].leading
+    assert [each.values[0].text for each in both] != [one, one]

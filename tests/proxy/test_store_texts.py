@@ -1,0 +1,94 @@
+"""Texts of ledgers and layouts of tenants in state.db."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from proxy import store_db
+from proxy.store import Store
+from proxy.store_types import LedgerRecord
+
+
+def record(line: str) -> LedgerRecord:
+    return LedgerRecord(line, "local", "", "", b"base", (b"c",), 1, 0.0)
+
+
+async def opened(path: Path, max_lines: int = 10, persist: bool = True) -> Store:
+    return await Store.open(path, budget=0, max_lines=max_lines, persist=persist)
+
+
+async def test_texts_and_layouts_survive(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    store.put_ledger(record("a"))
+    store.put_texts("a", 0, [b"0", b"1", b"2"])
+    store.put_texts("a", 2, [b"two", b"3"])
+    await store.load_texts("a")
+    store.put_texts("a", 3, [b"three"])
+    store.put_layout("local", b"old")
+    store.put_layout("local", b"new")
+    await store.close()
+    store = await opened(tmp_path)
+    assert await store.load_texts("a") == [b"0", b"1", b"two", b"three"]
+    assert await store.load_layouts() == [("local", b"new")]
+    await store.close()
+
+
+async def test_texts_go_with_their_line(tmp_path: Path) -> None:
+    store = await opened(tmp_path, max_lines=1)
+    for line in ("a", "b"):
+        store.put_ledger(record(line))
+        store.put_texts(line, 0, [line.encode()])
+        await store.load_texts(line)
+    assert (await store.load_texts("a"), await store.load_texts("b")) == ([], [b"b"])
+    await store.forget_line("b")
+    assert await store.load_texts("b") == []
+    await store.close()
+
+
+async def test_a_gap_is_not_read(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    store.put_ledger(record("a"))
+    store.put_texts("a", 0, [b"0"])
+    await store.load_texts("a")
+    store.put_texts("a", 2, [b"2"])
+    assert await store.load_texts("a") == [b"0"]
+    await store.close()
+
+
+async def test_purge_and_no_persist_leave_no_text(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    store.put_ledger(record("a"))
+    store.put_texts("a", 0, [b"SECRET"])
+    store.put_layout("local", b"SECRET")
+    await store.purge()
+    assert (await store.load_texts("a"), await store.load_layouts()) == ([], [])
+    store.put_texts("a", 0, [b"SECRET"])
+    await store.close()
+    await (await opened(tmp_path, persist=False)).close()
+    assert not any(b"SECRET" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+async def test_an_older_state_db_gets_the_tables(tmp_path: Path) -> None:
+    await (await opened(tmp_path)).close()
+    with sqlite3.connect(tmp_path / "state.db") as db:
+        db.executescript("DROP TABLE texts; DROP TABLE layouts; PRAGMA user_version=1;")
+    db.close()
+    store = await opened(tmp_path)
+    store.put_ledger(record("a"))
+    store.put_texts("a", 0, [b"0"])
+    assert await store.load_texts("a") == [b"0"]
+    await store.close()
+
+
+async def test_the_oldest_lose_their_texts_beyond_the_bound(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(store_db, "MOST_TEXT_BYTES", 400_000)
+    store = await opened(tmp_path)
+    for i in range(8):
+        store.put_ledger(record(str(i)))
+        store.put_texts(str(i), 0, [bytes(100_000)])
+        await store.load_texts(str(i))
+    kept = [i for i in range(8) if await store.load_texts(str(i))]
+    assert kept == list(range(kept[0], 8))
+    assert 0 < len(kept) < 8
+    await store.close()
