@@ -133,6 +133,14 @@ class LlamaClient:
         except (TypeError, KeyError, OverflowError) as error:
             raise _broken("POST /tokenize", found) from error
 
+    async def detokenize(self, tokens: bytes) -> str:
+        """POST /detokenize: the text of packed tokens; bytes that are no whole character come as U+FFFD."""
+        found = await self._json("POST", "/detokenize", orjson.dumps({"tokens": unpack(tokens)}))
+        text = found.get("content") if isinstance(found, dict) else None
+        if not isinstance(text, str):
+            raise _broken("POST /detokenize", found)
+        return text
+
     # --- slots ----------------------------------------------------------------------------------------------------
 
     async def save_slot(self, slot: int, filename: str) -> SlotFileReport:

@@ -310,7 +310,9 @@ class Exchange:
             line.lost = Cause.ENGINE_RESTART
         done = timings if self._base is None else timings.after(self._base)
         verdict = after_answer(engine, slot, line, found, self.record, done, stem=found.line)
-        slot.body, slot.base = (orjson.dumps(r.body) if r.door == "chat" else None), r.prompt.base
+        body = orjson.dumps(r.body) if r.door == "chat" else None
+        self.service.explainer.settled(engine, want, found, self.record, body)
+        slot.body, slot.base = body, r.prompt.base
         fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
             self._judge(engine, carried.snapshot, timings, is_effective=verdict.cause is not Cause.RESTORE_INEFFECTIVE)

@@ -13,6 +13,7 @@ from proxy.api.read import Json
 from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import Dialect, ShuttingDown
+from proxy.explain import Explainer, texts
 from proxy.layouts import Layouts
 from proxy.ledger import TextBudget
 from proxy.lines import LineBook
@@ -56,8 +57,17 @@ class Service:
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
     running: set[Exchange] = field(default_factory=set)
+    explainer: Explainer = field(init=False)
     _dropped: set[str] = field(default_factory=set)
     _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.explainer = Explainer(self.tasks, self._explained)
+
+    def _explained(self, record: Record) -> None:
+        """A request's divergence was found, perhaps after it had ended."""
+        if record.id in self.records:
+            self.store.put_request(record.to_json())
 
     def remember(self, record: Record) -> None:
         """Keeps a finished request for /slotkeeper/requests, the oldest beyond MOST_RECORDS out."""
@@ -110,6 +120,8 @@ class Service:
     def described(self, record: Record) -> Json:
         """A request for its tenant: positions and hashes, and the body where prompts may be shown."""
         shown = {**record.to_json(), "tenant": owner(record.tenant)}
+        if self.settings.show_prompts and (explained := self.explainer.get(record.id)):
+            shown["texts"] = texts(explained)
         return {**shown, "body": self._bodies[record.id]} if record.id in self._bodies else shown
 
     def recall(self, found: list[dict[str, Any]]) -> None:

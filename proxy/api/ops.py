@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -16,7 +17,9 @@ from proxy import __version__, errors
 from proxy.api.door import path_of
 from proxy.engine import Engine
 from proxy.errors import Forbidden, NotFound, SlotkeeperError, StoreError
+from proxy.explain import ExplainDesk
 from proxy.service import MOST_RECORDS, Service, owner
+from proxy.settle import Record
 from proxy.snapshots import Desk
 
 
@@ -53,10 +56,7 @@ class Ops:
 
     async def requests(self, request: Request) -> Response:
         """GET /slotkeeper/requests[?last=N]: newest first."""
-        text = request.query_params.get("last", "50")
-        if not re.fullmatch("[0-9]{1,9}", text):
-            raise errors.BadRequest(f"last={text[:20]} is not a whole number.", param="last")
-        found = self._service.recent(min(int(text), MOST_RECORDS), self._seen_by(request))
+        found = self._service.recent(_last(request, "50"), self._seen_by(request))
         return Response(orjson.dumps({"requests": found}), media_type="application/json")
 
     async def one_request(self, request: Request) -> Response:
@@ -85,6 +85,14 @@ class Ops:
         s.metrics.set_store(
             lines=len(s.lines), snapshots=len(store.all()), n_bytes=store.total_bytes, budget=store.budget
         )
+
+
+def _last(request: Request, default: str) -> int:
+    """How many requests are asked for; raises BadRequest."""
+    text = request.query_params.get("last", default)
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise errors.BadRequest(f"last={text[:20]} is not a whole number.", param="last")
+    return min(int(text), MOST_RECORDS)
 
 
 def describe(service: Service) -> dict[str, Any]:
@@ -163,8 +171,20 @@ def control_app(service: Service) -> Starlette:
     async def purged(_: Request) -> Response:
         return JSONResponse(await desk.purge())
 
+    engines = service.engines.all
+    explain = ExplainDesk(service.explainer, lambda name: next((e for e in engines if e.name == name), None))
+
+    async def explained(request: Request) -> Response:
+        found = islice((r for r in reversed(service.records.values()) if r.cause is not None), _last(request, "10"))
+        return Response(orjson.dumps({"requests": [await explain.told(r) for r in tuple(found)]}))
+
+    async def explained_one(request: Request) -> Response:
+        return Response(orjson.dumps({"requests": [await explain.told(_named(service, request.path_params["id"]))]}))
+
     return Starlette(
         routes=[
+            Route("/explain", explained),
+            Route("/explain/{id}", explained_one),
             Route("/snapshots", listed),
             Route("/snapshots/prune", pruned, methods=["POST"]),
             Route("/snapshots/purge", purged, methods=["POST"]),
@@ -174,6 +194,15 @@ def control_app(service: Service) -> Starlette:
         ],
         exception_handlers={SlotkeeperError: _refused, StoreError: _unknown},
     )
+
+
+def _named(service: Service, name: str) -> Record:
+    """The request of an id, or of the beginning of one; raises NotFound."""
+    exact = service.records.get(name)
+    found = [exact] if exact is not None else [r for r in service.records.values() if r.id.startswith(name)]
+    if len(found) != 1:
+        raise NotFound(f"No request, or more than one, has an id that begins with {name[:40]!r}.")
+    return found[0]
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -1,0 +1,149 @@
+"""`slotkeeper audit`: recorded requests, read offline; a table or JSON."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from llamacpp.gguf import read_header
+from llamacpp.tokens import gguf_encoding, native_tokenizer
+from proxy.audit import CHARACTERS_PER_TOKEN, Audit, Encode
+from proxy.errors import UsageError
+from proxy.recorded import Recorded, Trace
+from proxy.shown import clean, plain, print_json
+from proxy.snapshots import AsJson
+
+PATIENCE = 1.0
+"""Seconds after which a progress bar is shown."""
+SHOWN = 48
+"""Characters of a text in a table."""
+
+
+def audit(
+    trace: Annotated[Path, typer.Argument(help="recorded requests, one JSON object a line", metavar="TRACE.jsonl")],
+    vocab: Annotated[Path | None, typer.Option(help="GGUF file whose vocabulary counts the tokens")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what recorded requests cost: bases, divergences and their causes, and the hit rate that repair gives."""
+    encode = _encoding(vocab)
+    found = Trace(trace)
+    done = Audit(encode)
+    for request in _with_progress(found):
+        done.add(request)
+    report = {
+        "file": str(trace),
+        "counted": str(vocab) if vocab else f"characters / {CHARACTERS_PER_TOKEN}",
+        "skipped": found.skipped,
+        **done.to_json(),
+    }
+    if not report["requests"]:
+        raise UsageError(f"{trace} holds no answered model request: nothing to tell.")
+    if as_json:
+        return print_json(report)
+    _print(Console(highlight=False), report)
+
+
+def _encoding(vocab: Path | None) -> Encode | None:
+    """The tokeniser of a GGUF's vocabulary. Raises NotGGUF, UsageError."""
+    if vocab is None:
+        return None
+    if not vocab.is_file():
+        raise UsageError(f"{vocab} is not there, or no file: --vocab takes a GGUF model or vocabulary.")
+    encode = gguf_encoding(read_header(vocab)) or native_tokenizer(vocab)
+    if encode is None:
+        raise UsageError(
+            f"The vocabulary of {vocab} needs llama.cpp's own tokeniser: pip install 'slotkeeper[native]', or leave "
+            "--vocab out for an estimate."
+        )
+    return encode
+
+
+def _with_progress(trace: Trace) -> Iterator[Recorded]:
+    """The requests; a bar on a terminal once they take longer than a second."""
+    total, began = trace.n_bytes, time.monotonic()
+    columns = (TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("reading", total=total, visible=False)
+        for request in trace:
+            yield request
+            bar.update(task, completed=trace.n_read, visible=time.monotonic() - began > PATIENCE)
+
+
+def _print(out: Console, report: dict[str, Any]) -> None:
+    """The report for people."""
+    skipped = f" ({_count(report['skipped'], 'other line')})" if report["skipped"] else ""
+    out.print(
+        plain(
+            f"{_count(report['requests'], 'request')}{skipped} of {_count(report['conversations'], 'conversation')} on "
+            f"{_count(report['n_bases'], 'base')}; tokens by {report['counted']}"
+        )
+    )
+    _print_rates(out, report)
+    _print_bases(out, report)
+    _print_divergences(out, report)
+    _print_parts(out, report)
+
+
+def _print_rates(out: Console, report: dict[str, Any]) -> None:
+    table = _table("hit rate", "prompt tokens", "cached", "processed", "rate")
+    for name, rate in (("as it was", report["was"]), ("with repair", report["repaired"])):
+        if rate is not None:
+            numbers = (f"{rate[key]:,}" for key in ("prompt_tokens", "cached_tokens", "processed_tokens"))
+            table.add_row(name, *numbers, f"{100 * rate['hit_rate']:.1f} %" if rate["hit_rate"] is not None else "-")
+    out.print("", table)
+
+
+def _print_bases(out: Console, report: dict[str, Any]) -> None:
+    table = _table("base", "requests", "tokens", "characters", "tools", "agent")
+    for base in report["bases"]:
+        numbers = (f"{base[key]:,}" for key in ("requests", "tokens", "characters", "tools"))
+        table.add_row(plain(base["digest"][:12]), *numbers, plain(base["agent"] or "?"))
+    out.print("", table)
+
+
+def _print_divergences(out: Console, report: dict[str, Any]) -> None:
+    if not report["divergences"]:
+        return out.print("", plain("No request departed from an earlier one: every history was only appended to."))
+    out.print("", Text("divergences, the dearest first", style="bold"))
+    for place in report["divergences"]:
+        is_message = place["message"] is not None and place["section"] != "tools"
+        message = f"message {place['message']} ({place['role']}), " if is_message else ""
+        where = f"{place['section']}, {message}{place['path']}, character {place['character']:,}"
+        times = _count(place["times"], "time")
+        out.print(
+            plain(f"{place['lost_tokens']:,} tokens, {times}, first in line {place['lines'][0]}: {place['kind']}"),
+            plain(f"  {where} (of the whole prompt {place['flat_character']:,})"),
+            plain(f"  was ...{place['shared'][-SHOWN // 2 :]}") + plain(place["old"][:SHOWN], "red"),
+            plain(f"  is  ...{place['shared'][-SHOWN // 2 :]}") + plain(place["new"][:SHOWN], "green"),
+            plain(f"  avoid it: {place['advice']}"),
+            sep="\n",
+            soft_wrap=True,
+        )
+
+
+def _print_parts(out: Console, report: dict[str, Any]) -> None:
+    table = _table("parts of the base (characters)", "requests", "static", "semi-static", "volatile")
+    for group in report["parts"]:
+        sizes = (f"{group['characters'][key]:,}" for key in ("static", "semi-static", "volatile"))
+        table.add_row(plain(group["group"][:SHOWN]), f"{group['requests']:,}", *sizes)
+    out.print("", table)
+    for group in report["parts"]:
+        for line in group["changing"]:
+            texts = (clean(line[key].strip()[:SHOWN]) or "(nothing)" for key in ("old", "new"))
+            times = _count(line["changes"], "time")
+            out.print(plain(f"  {line['part']}, changed {times}: {' -> '.join(texts)}"), soft_wrap=True)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _table(first: str, *others: str) -> Table:
+    return Table(Column(first, overflow="fold"), *(Column(name, justify="right") for name in others), box=None)
