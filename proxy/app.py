@@ -125,7 +125,8 @@ def _mount(app: FastAPI, service: Service) -> None:
     """Routes, the most used first; the guard around all of them."""
     through, ops = Passthrough(service), Ops(service)
     routes = [Route(path, ModelDoor(service, door, path), methods=["POST"]) for path, door in MODEL_DOORS.items()]  # type: ignore[arg-type]
-    routes += [Route(path, Counting(service).messages, methods=["POST"]) for path in COUNT_DOORS]
+    counting = Counting(service)
+    routes += [Route(path, counting, methods=["POST"]) for path in COUNT_DOORS]
     routes += [
         Route("/healthz", ops.healthz),
         Route("/readyz", ops.readyz),

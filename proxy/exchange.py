@@ -8,9 +8,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import orjson
-import structlog
 
-from llamacpp.errors import EngineError, EngineUnreachable
+from llamacpp.errors import EngineUnreachable
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked
 from policies.causes import Cause
@@ -19,15 +18,8 @@ from policies.types import Action, Match
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back, save
 from proxy.engine import Engine
-from proxy.engine_errors import answered, as_ours, too_long
-from proxy.errors import (
-    BadRequest,
-    ClientLeft,
-    InternalError,
-    PoolExceeded,
-    ShuttingDown,
-    SlotkeeperError,
-)
+from proxy.engine_errors import answered, too_long, whatever
+from proxy.errors import ClientLeft, PoolExceeded, ShuttingDown, SlotkeeperError
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import keep, prepare
@@ -37,8 +29,6 @@ from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill
 from proxy.slots import Grant, NeedsTokens, Slot, Want
 from proxy.store_types import Snapshot
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -80,17 +70,8 @@ class Exchange:
         except ClientLeft:
             self.record.outcome = "client_left"
             raise
-        except SlotkeeperError as error:
-            await self._fail(error)
-        except EngineError as error:
-            await self._fail(as_ours(error))
-        except orjson.JSONEncodeError as error:
-            await self._fail(BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply."))
         except Exception as error:
-            log.error("exchange_failed", request=self.record.id, exc_info=error)
-            await self._fail(
-                InternalError("Slotkeeper made a mistake with this request; its log says more. Try again.")
-            )
+            await self._fail(whatever(error, self.record.id))
         finally:
             self.service.running.discard(self)
             self._finish()
