@@ -24,6 +24,7 @@ from proxy.ledger import Ledger
 from proxy.lines import Found, Line
 from proxy.metrics import Kind
 from proxy.service import Service
+from proxy.template_clock import clock_values, with_clock
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +82,8 @@ def _where(found: Found) -> str:
 
 def _folded(service: Service, request: ModelRequest) -> ModelRequest:
     body = folded(request.body, service.engines.template)
+    if request.door == "chat":
+        body = with_clock(service.engines, body)
     return request if body is request.body else replace(request, body=body)
 
 
@@ -117,6 +120,8 @@ class _Repair:
             found = await self._reconciled(found)
         elif found.match is Match.EXTENDS:
             found = self._pruned(found)
+        if self._first_user is not None:
+            laid = replace(laid, values=(*laid.values, *clock_values(self._service.engines, self._request.body)))
         return await self._spelled(laid, found)
 
     # --- which base, which line -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,6 +42,19 @@ class Texts:
         return self.texts.get(line, [])
 
 
+@dataclass
+class FakeEngine:
+    """What preparing asks an engine for."""
+
+    n_ctx: int
+    ready: bool = True
+    clock_values: tuple[tuple[str, str], ...] = ()
+    clock_arguments: tuple[tuple[str, str], ...] = ()
+
+    def clock_told(self, *, has_system: bool, has_tools: bool) -> tuple[tuple[str, str], ...]:
+        return self.clock_values
+
+
 def new_service(n_ctx: int = N_CTX) -> Service:
     return cast(
         Service,
@@ -51,7 +65,7 @@ def new_service(n_ctx: int = N_CTX) -> Service:
             texts=TextBudget(),
             store=Texts(),
             metrics=Metrics(),
-            engines=SimpleNamespace(template=None, all=[SimpleNamespace(ready=True, n_ctx=n_ctx)]),
+            engines=SimpleNamespace(template=None, all=[FakeEngine(n_ctx)]),
         ),
     )
 
@@ -377,6 +391,18 @@ def test_texts_that_are_lost_are_done_without() -> None:
     two = talk.send([system(), user("x"), answer(), user("y")])
     assert "gave_up" in two.repairs
     assert "Sun Nov 29 2026" in sent(two)[1]["content"]
+
+
+def test_the_templates_date_is_told() -> None:
+    talk = Talk()
+    engine = cast(FakeEngine, talk.service.engines.all[0])
+    engine.clock_values = (("template_date", "the day %Y"),)
+    engine.clock_arguments = (("date_string", "template_date"),)
+    year = time.strftime("%Y")
+    prepared = talk.send([user("x")])
+    assert f"[[template_date]] = the day {year}" in sent(prepared)[0]["content"]
+    observed = talk.ask([user("x")], mode="observe").request.body
+    assert observed["chat_template_kwargs"] == {"date_string": f"the day {year}"}
 
 
 def test_a_prompt_without_a_user_keeps_its_base() -> None:
