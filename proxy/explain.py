@@ -184,7 +184,7 @@ def positions(explained: Explained, record: Record) -> dict[str, Any]:
     }
 
 
-def texts(explained: Explained) -> dict[str, str]:
+def texts_of(explained: Explained) -> dict[str, str]:
     """The text before the divergence, and the old and the new one behind it."""
     d = explained.divergence
     return {"shared": d.shared, "old": d.old, "new": d.new}
@@ -209,7 +209,7 @@ class ExplainDesk:
         shown = record.to_json() | {"advice": advices(record), "texts": None, "tokens": None}
         explained = self._explainer.get(record.id)
         if explained is not None:
-            shown |= {"texts": texts(explained), "tokens": await self._window(explained)}
+            shown |= {"texts": texts_of(explained), "tokens": await self._window(explained)}
         return shown
 
     async def _window(self, explained: Explained) -> dict[str, str] | None:

@@ -13,7 +13,7 @@ from proxy.api.read import Json
 from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import Dialect, ShuttingDown
-from proxy.explain import Explainer, texts
+from proxy.explain import Explainer, texts_of
 from proxy.layouts import Layouts
 from proxy.ledger import TextBudget
 from proxy.lines import LineBook
@@ -121,7 +121,7 @@ class Service:
         """A request for its tenant: positions and hashes, and the body where prompts may be shown."""
         shown = {**record.to_json(), "tenant": owner(record.tenant)}
         if self.settings.show_prompts and (explained := self.explainer.get(record.id)):
-            shown["texts"] = texts(explained)
+            shown["texts"] = texts_of(explained)
         return {**shown, "body": self._bodies[record.id]} if record.id in self._bodies else shown
 
     def recall(self, found: list[dict[str, Any]]) -> None:
