@@ -62,7 +62,7 @@ class Service:
     _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        self.explainer = Explainer(self.tasks, self._explained)
+        self.explainer = Explainer(self.tasks, self.lines.get, self._explained)
 
     def _explained(self, record: Record) -> None:
         """A request's divergence was found, perhaps after it had ended."""
