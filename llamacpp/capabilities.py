@@ -6,6 +6,7 @@ processes no token. Each question renders a few lines of conversation with marks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,6 +77,20 @@ async def probe_template(client: Template) -> TemplateFacts:
         late_in_place=all(_in_order(text, 6) for text in late),
         leading_in_place=all(_in_order(text, 3) for text in leading),
     )
+
+
+async def probe_printed(client: Template, texts: Sequence[str]) -> dict[tuple[bool, bool], frozenset[str]]:
+    """Which of `texts` the template prints by itself: by whether there is a system message and whether there are tools.
+
+    Four short calls of /apply-template. What does not render is taken to print all. Raises what the client raises, but
+    for refusals.
+    """
+    printed = {}
+    for has_system, has_tools in ((False, False), (False, True), (True, False), (True, True)):
+        messages = [*([_say("system", "word1")] if has_system else []), _say("user", "word2")]
+        prompt = await _render(client, *messages, **({"tools": [_TOOL]} if has_tools else {}))
+        printed[has_system, has_tools] = frozenset(t for t in texts if prompt is None or t in prompt)
+    return printed
 
 
 def _late(role: str) -> list[dict[str, Any]]:

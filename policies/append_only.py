@@ -12,18 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from policies.append_only_data import LONGEST, PRUNED, SHAPES
-from policies.normal_form import (
-    Defaults,
-    Message,
-    defaults_of,
-    diff_kinds,
-    differs_in,
-    normal,
-    only_reminders,
-    reminders,
-    role_of,
-    texts_of,
-)
+from policies.message_parts import Message, only_reminders, reminders, role_of, texts_of
+from policies.normal_form import Defaults, defaults_of, diff_kinds, differs_in, normal
+from policies.types import digest
 
 __all__ = [
     "Appended",
@@ -37,6 +28,7 @@ __all__ = [
     "moved_reminders",
     "new_reminders",
     "normal",
+    "normal_digest",
     "only_reminders",
     "reconcile",
     "reminders",
@@ -57,10 +49,11 @@ class Appended:
 @dataclass(frozen=True, slots=True)
 class Repaired:
     """The first `n_shared` incoming messages say what the whole ledger says: the prompt is the ledger and then the
-    rest of incoming. `n_shared` is not the ledger's length where messages that are reminders only came or went.
+    rest of incoming. `n_shared` is not the ledger's length where messages that say nothing came or went: those of
+    reminders only, and empty answers.
 
-    `how`: the kinds of differences (`diff_kinds`), "prune", "gave_up" (a rule was skipped because the history
-    contradicts itself). `deferred`: positions in the ledger of results that the client has pruned.
+    `how`: the kinds of differences (`diff_kinds`), "prune", "empty_turn", "gave_up" (a rule was skipped because the
+    history contradicts itself). `deferred`: positions in the ledger of results that the client has pruned.
     """
 
     n_shared: int
@@ -73,45 +66,54 @@ class Diverged:
     """The first `at` messages of the ledger are the first `n_shared` incoming ones; then the client's text counts.
 
     `why`: "role", "content", "calls", "call_ids" or "keys" of the first message that differs; "shorter": the history
-    ends there; "cancelled": the ledger's last turn was given up for another prompt, no answer in between;
-    "pruned": the first of the prunes that were to be applied. `how`: as in `Repaired`, for the messages before.
+    ends there; "cancelled": the ledger's last turn was given up, or its answer, for another prompt;
+    "pruned": the first of the prunes that were to be applied. `how` and `deferred`: as in `Repaired`, for the messages
+    before.
     """
 
     at: int
     why: str
     n_shared: int = 0
     how: tuple[str, ...] = ()
+    deferred: tuple[int, ...] = ()
 
 
 Reconciled = Appended | Repaired | Diverged
 
 
 def reconcile(
-    ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults, *, apply_prunes: bool = False
+    ledger: Sequence[Message],
+    incoming: Sequence[Message],
+    defaults: Defaults,
+    *,
+    apply_prunes: bool = False,
+    digests: Sequence[bytes] = (),
 ) -> Reconciled:
     """How the incoming history relates to the ledger, message by message.
 
     `ledger`: the messages of the line's newest prompt without the reply to it. `apply_prunes`: what would be deferred
-    is the divergence instead. Messages of any JSON shape are taken; nothing is raised or changed.
+    is the divergence instead. `digests`: `normal_digest` of the ledger's messages as the client first sent them, for
+    messages that were sent on with notes in them; none: as they stand. Messages of any JSON shape are taken; nothing
+    is raised or changed.
     """
-    walk = _walk(ledger, incoming, defaults)
-    pruned, refused = _prunes(walk.suspects, ledger, incoming)
-    if refused:
-        walk.how[GAVE_UP] = None
-    real = [pair for pair in walk.suspects if pair not in pruned]
-    first_prune = min(pruned) if pruned and apply_prunes else None
-    if real and (first_prune is None or real[0] < first_prune):
-        at, n = real[0]
-        return Diverged(at, "content", n, tuple(walk.how))
-    if first_prune is not None:
-        return Diverged(first_prune[0], "pruned", first_prune[1], tuple(walk.how))
+    walk = _walk(ledger, incoming, defaults, digests)
+    pruned = _prunes(walk, ledger, incoming)
+    edits = [pair for pair in walk.suspects if pair not in pruned]
+    if apply_prunes and pruned and not (edits and edits[0] < min(pruned)):
+        return _diverged(walk, min(pruned), "pruned", ())
+    deferred = tuple(at for at, _ in sorted(pruned))
+    if edits:
+        return _diverged(walk, edits[0], "content", deferred)
     if walk.at < len(ledger) or (ledger and not walk.n_shared):
-        return _ended(walk, ledger, incoming, defaults)
-    if pruned:
+        return _diverged(walk, walk.matched, _why(walk, ledger, incoming, defaults), deferred)
+    if deferred:
         walk.how["prune"] = None
-    if walk.how:
-        return Repaired(walk.n_shared, tuple(walk.how), tuple(at for at, _ in pruned))
-    return Appended(walk.n_shared)
+    return Repaired(walk.n_shared, tuple(walk.how), deferred) if walk.how else Appended(walk.n_shared)
+
+
+def normal_digest(message: Message, defaults: Defaults) -> bytes:
+    """16-byte digest of the normal form."""
+    return digest(normal(message, defaults))
 
 
 def new_reminders(ledger: Iterable[Message], incoming: Iterable[Message]) -> tuple[str, ...]:
@@ -153,18 +155,26 @@ def is_placeholder(text: str) -> bool:
 class _Walk:
     """Where the comparison stands, in the ledger and in incoming, and what it has met.
 
-    `matched`: the same behind the last two messages that matched. `suspects`: positions of tool results that differ
-    and might be prunes.
+    `matched`: the same behind the last two messages that matched; `skipped`: why some were passed over since.
+    `suspects`: positions of tool results that differ and might be prunes.
     """
 
     at: int = 0
     n_shared: int = 0
     matched: tuple[int, int] = (0, 0)
     how: dict[str, None] = field(default_factory=dict)
+    skipped: dict[str, None] = field(default_factory=dict)
     suspects: list[tuple[int, int]] = field(default_factory=list)
 
+    def take_skipped(self) -> None:
+        """What was passed over lies between messages that are shared."""
+        self.how |= self.skipped
+        self.skipped.clear()
 
-def _walk(ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults) -> _Walk:
+
+def _walk(
+    ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults, digests: Sequence[bytes]
+) -> _Walk:
     walk = _Walk()
     while walk.at < len(ledger) and walk.n_shared < len(incoming):
         one, other = ledger[walk.at], incoming[walk.n_shared]
@@ -172,16 +182,21 @@ def _walk(ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defa
             pass
         elif normal(one, defaults) == normal(other, defaults):
             walk.how |= dict.fromkeys(diff_kinds(one, other))
+        elif walk.at < len(digests) and normal_digest(other, defaults) == digests[walk.at]:
+            walk.how |= dict.fromkeys(diff_kinds(*({**message, "content": None} for message in (one, other))))
         elif _may_be_pruned(one, other, defaults):
             walk.suspects.append((walk.at, walk.n_shared))
-        elif only_reminders(one) or only_reminders(other):
-            walk.how["reminder"] = None
-            is_gone = only_reminders(one)
+        elif why := _says_nothing(one) or _says_nothing(other):
+            walk.skipped[why] = None
+            is_gone = _says_nothing(one) is not None
             walk.at, walk.n_shared = walk.at + is_gone, walk.n_shared + (not is_gone)
             continue
         else:
             return walk
         walk.at, walk.n_shared = walk.matched = walk.at + 1, walk.n_shared + 1
+        walk.take_skipped()
+    if walk.at == len(ledger):
+        walk.take_skipped()
     return walk
 
 
@@ -194,29 +209,46 @@ def _is_identical(one: Message, other: Message) -> bool:
     return all(isinstance(value, str) and value == other.get(key) for key, value in one.items())
 
 
-def _ended(walk: _Walk, ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults) -> Diverged:
-    """The divergence at the walk's end. It begins behind the last match: what was skipped after it is not shared."""
+def _says_nothing(message: Message) -> str | None:
+    """Why a message may come and go: its reminders are told elsewhere, or it is an answer that never began."""
+    if only_reminders(message):
+        return "reminder"
+    is_empty = role_of(message) == "assistant" and normal(message, {}) == normal({"role": "assistant"}, {})
+    return "empty_turn" if is_empty else None
+
+
+def _diverged(walk: _Walk, place: tuple[int, int], why: str, deferred: tuple[int, ...]) -> Diverged:
+    before = tuple(at for at in deferred if at < place[0])
+    return Diverged(place[0], why, place[1], (*walk.how, "prune") if before else tuple(walk.how), before)
+
+
+def _why(walk: _Walk, ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults) -> str:
+    """Why the walk ended early. It shares what is before the last match: what was skipped after it may be no more."""
     at, n = walk.matched
     if walk.n_shared >= len(incoming):
-        why = "shorter"
-    elif _is_given_up(ledger[at:], incoming[n:]):
-        why = "cancelled"
-    else:
-        one, other = ledger[min(walk.at, len(ledger) - 1)], incoming[walk.n_shared]
-        why = differs_in(one, other, defaults) or "content"
-    return Diverged(at, why, n, tuple(walk.how))
+        return "shorter"
+    if _is_given_up(ledger, at, incoming[n:]):
+        return "cancelled"
+    return differs_in(ledger[at], incoming[n], defaults) or "content"
 
 
-def _is_given_up(left: Sequence[Message], instead: Sequence[Message]) -> bool:
-    """Whether what is left of the ledger is its last turn, and instead of it stands one other prompt, unanswered.
+def _is_given_up(ledger: Sequence[Message], at: int, instead: Sequence[Message]) -> bool:
+    """Whether the ledger ends in the turn of `at` and an unanswered prompt stands instead of what is left of it.
 
-    A client that was interrupted forgets the turn (Continue) or puts both prompts into one (Qwen Code).
+    A client that was interrupted forgets the turn (Continue) or its answer (pi), or puts both prompts into one (Qwen
+    Code). A first prompt that is another one is another conversation, unless it begins with the first.
     """
-    is_turn = role_of(left[0]) == "user" and all(role_of(message) != "user" for message in left[1:])
-    return is_turn and role_of(instead[0]) == "user" and all(role_of(m) in _TOLD for m in instead[1:])
+    left = ledger[at:]
+    is_turn = all(role_of(message) != "user" for message in left[1:])
+    if not is_turn or role_of(instead[0]) != "user" or not all(role_of(m) in _TOLD for m in instead[1:]):
+        return False
+    was, now = texts_of(left[0])[-1:], texts_of(instead[0])[-1:]
+    goes_on = bool(was and now) and now[0].startswith(was[0])
+    return goes_on or any(role_of(message) not in _SYSTEM for message in ledger[:at])
 
 
-_TOLD = frozenset({"user", "system", "developer"})
+_SYSTEM = frozenset({"system", "developer"})
+_TOLD = _SYSTEM | {"user"}
 
 
 # --- prunes ---------------------------------------------------------------------------------------------------------
@@ -233,22 +265,22 @@ def _may_be_pruned(one: Message, other: Message, defaults: Defaults) -> bool:
     return is_shorter and (len(text) < MOST_ALIKE or is_placeholder(text))
 
 
-def _prunes(
-    suspects: list[tuple[int, int]], ledger: Sequence[Message], incoming: Sequence[Message]
-) -> tuple[list[tuple[int, int]], bool]:
-    """Those that are prunes, and whether others were refused because their call id names several results."""
-    alike = Counter(_text(incoming[n]) for _, n in suspects)
+def _prunes(walk: _Walk, ledger: Sequence[Message], incoming: Sequence[Message]) -> set[tuple[int, int]]:
+    """The suspects that are prunes. Where a call id names several results none is: that rule gives up."""
+    if not walk.suspects:
+        return set()
+    alike = Counter(_text(incoming[n]) for _, n in walk.suspects)
     ids = [Counter(_call_id(m) for m in messages if role_of(m) == "tool") for messages in (ledger, incoming)]
-    pruned, refused = [], False
-    for at, n in suspects:
+    pruned = set()
+    for at, n in walk.suspects:
         text = _text(incoming[n]) or ""
         if alike[text] < 2 and not is_placeholder(text):
             continue
         if any(count[_call_id(incoming[n])] > 1 for count in ids):
-            refused = True
+            walk.how[GAVE_UP] = None
         else:
-            pruned.append((at, n))
-    return pruned, refused
+            pruned.add((at, n))
+    return pruned
 
 
 def _call_id(message: Message) -> str:

@@ -38,6 +38,8 @@ CLOCK_TOLERANCE = 30 * 60
 """Seconds by which a clock may be off before it is told again (issue 4: the model was told a time, not a stopwatch)."""
 SEPARATOR = "\n\n"
 OPEN, CLOSE = "<context>", "</context>"
+_BETWEEN = "\n\0\n"
+"""Between tools' texts while they are looked at as one."""
 
 _NO_TEXT = frozenset({"default", "enum", "const", "examples", "example"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -66,12 +68,18 @@ def lay_out(
     """
     system = list(_system_texts(leading))
     described = list(_descriptions(tools))
-    texts, values = take_out([*system, *described], len(system), rules, learned)
+    joined = [_BETWEEN.join(described)] if described and not any("\0" in text for text in described) else []
+    texts, values = take_out(
+        [*system, *joined], len(system), rules, learned, lambda: json.dumps([*leading, tools], default=str)
+    )
     if not values:
         return Laid(tuple(leading), tools, (), ())
-    new = iter(texts)
-    laid = tuple(_with_texts(message, new) for message in leading)
-    laid_tools = tools if texts[len(system) :] == described else [_described(tool, new) for tool in tools or ()]
+    system_texts = iter(texts)
+    laid = tuple(_with_texts(message, system_texts) for message in leading)
+    laid_tools = tools
+    if texts[len(system) :] != joined:
+        described_texts = iter(texts[-1].split(_BETWEEN))
+        laid_tools = [_described(tool, described_texts) for tool in tools or ()]
     return Laid(laid, laid_tools, tuple(values), tuple(dict.fromkeys(value.name for value in values)))
 
 

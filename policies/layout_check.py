@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 Where: TypeAlias = Literal["system", "tools", "both"]
@@ -33,8 +34,9 @@ class Rule:
     value.
     `action`: move (placeholder, value told in the first user message), clock (the same, but later values are told only
     when they are 30 minutes away), path (the same, and every other occurrence of the value becomes the placeholder).
-    `example`: text that it matches. `hints`: lower-case texts of which one stands in each match or at most a line
-    before its end; without hints the rule is tried on each line. `block`: the value may have several lines.
+    `example`: text that it matches. `hints`: texts of which one stands in each match, as `shape_of` spells them; the
+    rule is tried on the lines around them only, without hints on each line. `near`: texts of which one stands on those
+    lines, too, spelled alike. `block`: the value may have several lines.
     """
 
     name: str
@@ -43,11 +45,33 @@ class Rule:
     action: Action
     example: str
     hints: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
     block: bool = False
 
 
+def shape_of(text: str) -> bytes:
+    """One byte per character: letters in lower case, 0 for a digit, " for quotes, brackets, = and *, a space for white
+    space, ? for what is not in Latin-1."""
+    return text.encode("latin-1", "replace").translate(_SHAPE)
+
+
+_SHAPE = bytes(
+    ord("0")
+    if 48 <= i <= 57
+    else i + 32
+    if 65 <= i <= 90
+    else ord(" ")
+    if i < 32
+    else ord('"')
+    if i in b"'`<>=()[]*"
+    else i
+    for i in range(256)
+)
+
+
+@lru_cache(maxsize=1024)
 def compiled(rule: Rule) -> re.Pattern[str]:
-    """The rule's expression; `re` keeps the compiled form. Raises re.error."""
+    """The rule's expression. Raises re.error."""
     return re.compile(rule.pattern, _FLAGS)
 
 
@@ -75,8 +99,11 @@ def problem(rule: Rule, *, trusted: bool) -> str | None:
         return "it does not match its example"
     if len(found[1]) > (MAX_BLOCK if rule.block else MAX_VALUE):
         return "the value in its example is too long"
-    if rule.hints and not any(hint and hint in rule.example.lower() for hint in rule.hints):
-        return "none of its hints stands in its example"
+    for texts in (rule.hints, rule.near):
+        if any(shape_of(text) != text.encode("latin-1", "ignore") or not text for text in texts):
+            return "its hints are not spelled as shape_of spells them"
+        if texts and not any(text.encode("latin-1") in shape_of(rule.example) for text in texts):
+            return "none of its hints stands in its example"
     return None
 
 

@@ -23,6 +23,7 @@ _DATE = (
     r"|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d)(?!\d)"
     rf"|{_MONTH} {_NTH},? \d{{4}}"
     rf"|{_NTH}\.?(?: of)? {_MONTH},? \d{{4}}"
+    r"|\d{4}\u5e74 ?\d{1,2}\u6708 ?\d{1,2}\u65e5(?:\u661f\u671f.)?"
     rf")(?: \({_DAY}\)|,? {_DAY}\b)?)"
 )
 _ZONE = (
@@ -36,39 +37,49 @@ _MOMENT = (
     rf"|{_CLOCK},? (?:on )?{_DATE})"
 )
 _GAP = (
-    r"(?:[\s:=*_`\"'\u2019>(\[\u2014\u2013,#|/-]|\([a-z/ _-]{1,30}\)"
-    r"|\b(?:is|it|the|and|date|time|datetime|day|today|now|local|utc|iso|in|at|on)\b){1,14}"
+    r"(?:[\s:=*_`\"'\u2019>(\[\u2014\u2013\uff1a,#|/&-]|\([a-z/ _-]{1,30}\)"
+    r"|\b(?:is|it|the|and|date|time|datetime|day|today|now|currently|local|utc|iso|in|at|on)\b|\u662f){1,14}"
 )
 _NOW = (
-    r"(?:\b(?:today|now)(?:['\u2019]?s)?\b"
+    r"(?:\b(?:today|now)(?:['\u2019]?s)?\b|\b(?:it is|it['\u2019]s) (?:now|currently)\b"
     r"|\b(?:current|present|local|system|session|user(?:['\u2019]s)?|conversation)[ _-]?(?:local |system )?"
     r"(?:date|day|time|datetime|timestamp|started|start)"
-    r"|(?:^|[.!?;] |\| ?)[\s>*_#`\"{<-]{0,6}(?:\d{1,2}[.)] )?"
-    r"(?:date|time|datetime|date ?[/_&] ?time|date and time|timestamp|now|as of|it is)\b)"
+    r"|(?:^|[.!?;,] |\| ?)[\s>*_#`\"{<-]{0,6}(?:\d{1,2}[.)] )?"
+    r"(?:date|time|datetime|date ?[/_&] ?time|date and time|timestamp|now|as of|it is)\b"
+    r"|\u4eca\u5929|\u4eca\u65e5|\u5f53\u524d|\u73b0\u5728)"
 )
-_NOW_HINTS = ("today", "now", "date", "day", "time", "start", "as of", "it is")
 _PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\s`\"'<>|]{0,190}[^\s`\"'<>|.,;:!?)\]\\/])?)"
 _LONG_PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\n`\"'<>|:]{0,190}[^\s`\"'<>|.,;:)\]\\/])?)"
+_TO_PATH = r"(?:\*\*|`)?(?: is:?|:| ?=|\">|>)[\s*`\"'(]{0,4}"
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ID = (
     rf"(?:[a-z]{{2,12}}[_-])?(?:{_UUID}|[0-9a-f]{{12,64}}|[0-9A-HJKMNP-TV-Z]{{26}}"
     r"|(?=[a-z_-]{0,63}\d)[a-z0-9_-]{16,64})"
 )
-_TO_PATH = r"(?:\*\*|`)?(?: (?:is|=)|:|=|\">|\s*>)[\s*`\"'(]{0,4}"
+_LABEL = r"^[-*#> \t]{0,6}(?:\d{1,2}[.)] )?(?:\*\*)?"
 
 # Runs of lines as git and the agents print them: from a branch line to the last line that can be git's.
+_BRANCH_LINE = (
+    rf"(?:{_LABEL}(?:current |git |current git |active )?branch(?:\*\*)?:[^\n]{{1,200}}"
+    r"|^## (?:[\w./-]{1,100}\.\.\.|HEAD )[^\n]{1,120})"
+)
 _GIT_LINE = (
     r"(?:[ \t]*(?:"
-    r"[-*#> \t]{0,6}(?:\*\*)?(?:current |main |default |base |git |remote |local )?"
-    r"(?:branch|status|upstream|ahead|behind|remote|user|head|stash|changes|staged|unstaged|untracked)"
+    r"[-*#> \t]{0,6}(?:\*\*)?(?:current |main |default |base |git |remote |local |working tree )?"
+    r"(?:branch|status|upstream|ahead|behind|remote|user|head|stash|changes|staged|unstaged|untracked|modified)"
     r"(?: files| changes)?(?:\*\*)?(?: \([^)\n]{1,80}\))?:[^\n]{0,200}"
     r"|[^\n:]{0,40}\bcommits?(?: \([^)\n]{1,40}\))?:"
-    r"|[-*] [0-9a-f]{7,40}\b[^\n]{0,200}|[0-9a-f]{7,40} [^\n]{0,200}"
-    r"|[ MADRCUT?!]{1,2} [^\n]{1,200}|## [\w./-]{1,100}(?:\.\.\.[^\n]{1,120})?"
-    r"|\(clean\)|clean|nothing to commit[^\n]{0,80}|working tree clean|\.\.\. ?\(?truncated[^\n]{0,80}"
-    r")[ \t]*)"
+    r"|(?:[-*] )?[0-9a-f]{7,40} [^\n]{0,200}"
+    r"|(?:[-*] `)?[ MADRCUT?!]{1,2} [^\n]{1,200}"
+    r"|\(clean\)|clean|```|nothing to commit[^\n]{0,80}|working tree clean|\.\.\. ?\(?truncated[^\n]{0,80}"
+    r")[ \t]*$)"
 )
-_GIT_RUN = rf"{_GIT_LINE}(?:\n[ \t]*\n?{_GIT_LINE})"
+
+_DATES = ("00-0", "0/0", "0.0", " 0000", "0000?")
+_TIMES = ("0:00",)
+_WHEN = ("today", "now", "date", "day", "time", "start", "as of", "it is", "currently", "??")
+_PATHS = (" /", '"/', " ~", '"~', ":\\", ":/")
+_DIRECTORIES = ("director", "dir", "cwd", "pwd")
 
 RULES: tuple[Rule, ...] = (
     # Claude Code: a block of its own before the system text, without a line break behind it.
@@ -84,58 +95,111 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "git",
         "system",
-        r"<(?:context name=\"git_?status\"|git_?(?:status|snapshot|context))>"
+        r"<(?:context name=\"git_?status\"|[a-z_-]{0,20}git[_-]?(?:status|snapshot|context|info))>"
         r"(?:[^\n]*\n\n|\s*)(\S(?:[^<]|<(?!/)){0,3990}?)\s*</",
         "move",
         '<context name="gitStatus">This is the git status at the start.\n\nWorking tree clean\n</context>',
-        ('<context name="git', "<git"),
+        ('"git', "-git", "_git"),
         block=True,
     ),
     # Claude Code, Crush, Hermes, Qwen Code: branch, status and recent commits on lines of their own.
     Rule(
         "git",
         "system",
-        rf"^({_GIT_RUN}{{1,60}})$",
+        rf"({_BRANCH_LINE}(?:\n[ \t]*\n?{_GIT_LINE}){{1,80}})",
         "move",
         "Current branch: main\n\nStatus:\n M a.py\n\nRecent commits:\naefde20 first commit\n",
-        ("branch",),
+        ("branch", "## "),
+        block=True,
+    ),
+    # A heading with git's own output below it, down to an empty line, a tag or a heading.
+    Rule(
+        "git",
+        "system",
+        r"^[-*# \t]{0,6}(?:\*\*)?git (?:status|snapshot|state|log)\b[^\n]{0,100}\n(?:```\w{0,8}\n)?\n?"
+        r"((?:## [\w./-]{1,100}\.\.\.[^\n]{1,100}|[^\s<#`][^\n]{0,200}|[ MADRCU?!][^\n<]{1,200})"
+        r"(?:\n(?![<#`]|[ \t]*$)[^\n]{1,200}){0,80})",
+        "move",
+        "Git status (snapshot at session start):\n## main...origin/main\n M a.py\n",
+        ("git status", "git snapshot", "git state", "git log"),
         block=True,
     ),
     Rule(
         "branch",
         "system",
-        r"^[-*#> \t]{0,6}(?:\*\*)?(?:current |git |current git )?branch(?:\*\*)?:(?:\*\*)? ?`?([\w./@+-]{1,150})`?$",
+        rf"{_LABEL}(?:current |git |current git |active )?branch(?:\*\*)?:(?:\*\*)? ?`?([\w./@+-]{{1,150}})`?$",
         "move",
         "Current branch: main",
-        ("branch",),
+        ("branch:", 'branch"":'),
+    ),
+    Rule(
+        "root",
+        "both",
+        rf"\b(?:git )?(?:repo|repository|worktree|git) root(?: (?:folder|directory|dir|path))?{_TO_PATH}({_PATH})",
+        "path",
+        "* Git repository root: /home/dev/repo",
+        _PATHS,
+        ("root",),
     ),
     Rule(
         "git_repo",
         "system",
-        r"\bis (?:the )?(?:working )?directory a git repo(?:sitory)?[:?] ?(yes|no|true|false)\b",
+        rf"{_LABEL}(?:is )?(?:the |this )?(?:working |current )?(?:directory )?(?:in |inside )?(?:a )?"
+        r"git repo(?:sitory)?(?: root)?(?:\*\*)?[:?](?:\*\*)? ?(?!/|~|[a-z]:[\\/])(\S[^\n]{0,100})$",
         "move",
         "Is directory a git repo: yes",
-        ("a git repo",),
+        ("git repo",),
     ),
-    Rule("now", "both", rf"{_NOW}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", _NOW_HINTS),
-    Rule("date", "both", rf"{_NOW}{_GAP}({_DATE})", "move", "Today's date: Sun Nov 29 2026", _NOW_HINTS),
-    Rule("time", "both", rf"{_NOW}{_GAP}({_CLOCK})", "clock", "Time: 10:00:00.", _NOW_HINTS),
+    # Copilot: "* Directory contents (snapshot at turn start; may be stale): ...", one name a line.
+    Rule(
+        "files",
+        "system",
+        rf"{_LABEL}(?:directory|folder|workspace|project) (?:contents|listing|files|structure)"
+        r"(?: \([^)\n]{1,60}\))?:[ \n]([^\s*<#][^\n]*(?:\n(?![*<#\n])[^\n]+){0,300})",
+        "move",
+        "* Directory contents (snapshot at turn start): LICENSE\ncmd/\n* Available tools: git",
+        ("contents", "listing", "files", "structure"),
+        block=True,
+    ),
+    # Gemini CLI and its forks: the tree of the working directory.
+    Rule(
+        "files",
+        "system",
+        r"\b(?:folder|directory) structure of the current working director[^\n]{0,80}:\n[^\u251c\u2514]{0,400}"
+        r"((?:[ \t]*[\u251c\u2514\u2502][^\n]*\n?){1,300})",
+        "move",
+        "folder structure of the current working directories:\n\n/r/\n\u251c\u2500\u2500a.py\n\u2514\u2500\u2500b.py\n",
+        ("structure of the current working",),
+        block=True,
+    ),
+    Rule("now", "both", rf"{_NOW}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", _TIMES, _WHEN),
+    Rule("date", "both", rf"{_NOW}{_GAP}({_DATE})", "move", "Today's date: Sun Nov 29 2026", _DATES, _WHEN),
+    Rule("time", "both", rf"{_NOW}{_GAP}({_CLOCK})", "clock", "Time: 10:00:00.", _TIMES, _WHEN),
     # A label with nothing but a weekday and a date behind it (Hermes: "Conversation started: ...").
     Rule(
         "now",
         "system",
-        rf"^[-*> \t]{{0,6}}[a-z][a-z \t]{{1,40}}: ({_DAY},? {_DATE}(?:,? (?:at )?{_CLOCK}))$",
+        rf"{_LABEL}[a-z][a-z \t]{{1,40}}: ({_DAY},? {_DATE}(?:,? (?:at )?{_CLOCK}))$",
         "clock",
         "Session opened: Sunday, November 29, 2026 10:00 AM",
-        ("day, ", ", 20"),
+        _TIMES,
     ),
     Rule(
         "date",
         "system",
-        rf"^[-*> \t]{{0,6}}[a-z][a-z \t]{{1,40}}: ({_DAY},? {_DATE})$",
+        rf"{_LABEL}[a-z][a-z \t]{{1,40}}: ({_DAY},? {_DATE})$",
         "move",
         "Session opened: Sunday, November 29, 2026",
-        ("day, ",),
+        _DATES,
+    ),
+    # A date in the user's language behind a cue that leaves no doubt (Gemini CLI and its forks).
+    Rule(
+        "date",
+        "both",
+        r"\btoday['\u2019]s date(?: is|:) ?(?!\[)((?=[^\n(<]{0,60}\d{4})[^\n(<]{6,60}?)(?=\.?(?: \(|$)|\. )",
+        "move",
+        "Today's date is samedi 29 novembre 2026 (formatted according to the user's locale).",
+        ("s date",),
     ),
     Rule(
         "day",
@@ -143,13 +207,13 @@ RULES: tuple[Rule, ...] = (
         rf"\b(?:today is|today:|day of (?:the )?week:?(?: is)?|weekday:|current day(?: is|:)) ?(?:a )?({_DAY})\b",
         "move",
         "Today is Sunday.",
-        ("today", "week", "current day"),
+        ("today is", "today:", "week:", "week is", "day is", "weekday", "current day"),
     ),
     Rule(
         "month",
         "both",
-        rf"\bcurrent (?:month|year|quarter|week)(?: and year)?(?: is|:|=) ?({_MONTH},? \d{{4}}|\d{{4}}"
-        rf"(?:[-/]\d\d)?|{_MONTH}|Q[1-4] \d{{4}})\b",
+        r"\bcurrent (?:month|year|quarter|week)(?: and year)?(?: is|:|=) ?"
+        rf"({_MONTH},? \d{{4}}|\d{{4}}(?:[-/]\d\d)?|{_MONTH}|Q[1-4] \d{{4}})\b",
         "move",
         "The current month is November 2026.",
         ("current month", "current year", "current quarter", "current week"),
@@ -157,38 +221,60 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "unix_time",
         "both",
-        r"\b(?:timestamp|unix[ _]?time|epoch|now|current[ _]time)\b[\s:=\"'(]{1,4}(?:is )?(1[5-9]\d{8}"
-        r"(?:\d{3}|\.\d{1,9})?)\b",
+        r"\b(?:timestamp|unix[ _]?time|epoch|now|current[ _]time)\b[\s:=\"'(]{1,4}"
+        r"(?:is )?(1[5-9]\d{8}(?:\d{3}|\.\d{1,9})?)\b",
         "clock",
         "timestamp: 1764410400",
-        ("timestamp", "unix", "epoch", "now", "current"),
+        ("0000000000",),
     ),
     Rule(
         "cwd",
         "both",
-        rf"^[^\n:<]{{0,60}}\b(?:working directory|current directory|cwd|pwd)(?: \([^)\n]{{1,60}}\))?"
-        rf"(?:\*\*)?[:=](?:\*\*)? ?({_LONG_PATH})[ .]?$",
+        r"^[^\n:<]{0,60}\b(?:working directory|current (?:workspace )?directory|cwd|pwd)"
+        rf"(?: \([^)\n]{{1,60}}\))?(?:\*\*)?[:=](?:\*\*)? ?({_LONG_PATH})[ .]?$",
         "path",
         "Working directory: /home/dev/my repo",
-        ("director", "cwd", "pwd"),
+        _PATHS,
+        _DIRECTORIES,
     ),
     Rule(
         "cwd",
         "both",
-        rf"\b(?:working[ _-]?dir(?:ectory)?|current[ _-]?(?:workspace |project )?dir"
-        rf"(?:ectory)?|cwd|pwd){_TO_PATH}({_PATH})",
+        r"\b(?:(?:working|current)[ _-]?(?:workspace |project |working )?dir(?:ectory)?|cwd|pwd)"
+        rf"(?:{_TO_PATH}| [`\"'(]{{0,2}})({_PATH})",
         "path",
         "<cwd>\n/home/dev/repo\n</cwd>",
-        ("dir", "cwd", "pwd"),
+        _PATHS,
+        _DIRECTORIES,
+    ),
+    Rule(
+        "cwd",
+        "system",
+        r"\b(?:agent|assistant|working|operating|running|located|currently)"
+        rf" (?:at|in)(?: the (?:following )?director(?:y|ies))?:? `?({_PATH})",
+        "path",
+        "You are a coding agent at /home/dev/repo.",
+        _PATHS,
+        ("agent at", "assistant at", "ing at", "ing in", "located", "currently"),
     ),
     Rule(
         "root",
         "both",
-        rf"\b(?:(?:workspace|project|git|repo|repository|worktree)(?: root)?(?: "
-        rf"(?:folder|directory|dir|path))?|root(?: (?:folder|directory))?){_TO_PATH}({_PATH})",
+        r"\b(?:(?:workspace|project|git|repo|repository|worktree)(?: root)?(?: (?:folder|directory|dir|path))?"
+        rf"|root(?: (?:folder|directory))?){_TO_PATH}({_PATH})",
         "path",
         "Workspace root folder: /home/dev/repo",
+        _PATHS,
         ("workspace", "project", "git", "repo", "worktree", "root"),
+    ),
+    Rule(
+        "root",
+        "system",
+        rf"\broot director(?:y|ies):\s{{1,3}}[-*] [`\"']?({_PATH})",
+        "path",
+        "which contains the following root directories:\n\n- `/home/dev/repo`\n",
+        _PATHS,
+        ("root director",),
     ),
     Rule(
         "home",
@@ -196,16 +282,27 @@ RULES: tuple[Rule, ...] = (
         rf"\bhome(?: directory| dir)?{_TO_PATH}({_PATH})",
         "path",
         "Home Directory: /home/dev",
+        _PATHS,
         ("home",),
     ),
     Rule(
         "dir",
         "both",
-        rf"^[-*> \t]{{0,6}}(?:\d{{1,2}}\. )?[^\n:<]{{0,40}}\b(?:directory|folder|workspace|worktree): "
-        rf"({_LONG_PATH})$",
+        r"\b(?:temp(?:orary)?|scratch(?:pad)?|session|state|memory|cache|log)s? (?:directory|folder|dir|path)"
+        rf"{_TO_PATH}({_PATH})",
+        "path",
+        "The project's temporary directory is: /home/dev/.agent/tmp/0a1b",
+        _PATHS,
+        ("dir", "folder", "path"),
+    ),
+    Rule(
+        "dir",
+        "both",
+        rf"{_LABEL}[^\n:<]{{0,40}}\b(?:directory|folder|workspace|worktree): ({_LONG_PATH})$",
         "path",
         "User data directory: /home/dev",
-        ("director", "folder", "workspace", "worktree"),
+        _PATHS,
+        ("directory:", "folder:", "workspace:", "worktree:"),
     ),
     # The state an agent keeps per directory, named by the directory's path: ~/.claude/projects/-home-dev-repo.
     Rule(
@@ -214,7 +311,7 @@ RULES: tuple[Rule, ...] = (
         r"((?:~|/|[a-z]:[\\/])[^\s`\"'<>|()\[\]]{0,150}[\\/](?:[a-z]-)?-[\w.]{1,60}-[\w.-]{1,120})",
         "path",
         "at `/home/dev/.claude/projects/-home-dev-repo/memory/`",
-        ("/-", "\\-", "--"),
+        ("/-", "\\-", "projects/", "projects\\"),
     ),
     Rule(
         "pid",
@@ -222,72 +319,82 @@ RULES: tuple[Rule, ...] = (
         r"\b(?:pid|process[ _]id)s?\b[\s:=#]{1,3}(?:is )?(\d{1,8})\b",
         "move",
         "PID 20718 (gptme) up 3s",
-        ("pid", "process"),
+        ("pid", "process id", "process_id"),
     ),
     Rule(
         "uptime",
         "both",
         r"\b(?:up|uptime|running for|elapsed)\b(?: time)?[\s:=]{1,3}"
         r"(\d{1,6}(?:\.\d{1,3})? ?(?:s|m|h|d|ms|secs?|mins?|hours?|days?|seconds?|minutes?)\b"
-        r"(?:,? ?\d{1,4}(?:\.\d{1,3})? ?(?:s|m|h|secs?|mins?|hours?|seconds?|minutes?)\b){0,3}|\d{1,3}:\d\d"
-        r"(?::\d\d)?)",
+        r"(?:,? ?\d{1,4}(?:\.\d{1,3})? ?(?:s|m|h|secs?|mins?|hours?|seconds?|minutes?)\b){0,3}|\d{1,3}:\d\d(?::\d\d)?)",
         "clock",
         "PID 20718 up 3s mem=2MB",
-        ("up ", "uptime", "running for", "elapsed"),
+        ("up 0", "up: 0", 'up"0', "uptime", "running for", "elapsed"),
     ),
     Rule(
         "memory",
         "both",
-        r"\b(?:mem|memory|rss|ram)(?: usage)?[:=] ?(\d[\d.,]{0,12} ?[kmgt]i?b?\b"
-        r"(?: ?/ ?\d[\d.,]{0,12} ?[kmgt]i?b?\b)?)",
+        r"\b(?:mem|memory|rss|v?ram|disk)(?: (?:usage|used|free|available|space))?[:=] ?"
+        r"(\d[\d.,]{0,12} ?[kmgt]i?b?\b(?: ?/ ?\d[\d.,]{0,12} ?[kmgt]i?b?\b)?)",
         "move",
         "up 3s mem=2MB",
-        ("mem", "rss", "ram"),
+        (": 0", '"0'),
     ),
     # Hermes: "MEMORY (your personal notes) [72% — 1,584/2,200 chars]".
     Rule(
         "usage",
         "system",
-        r"\[(\d{1,3}(?:\.\d+)?%(?: [-\u2014\u2013] [^\]\n]{1,60})?)\]",
+        r"\[(\d{1,3}(?:\.\d+)?%(?: (?:[-\u2014\u2013]|--) [^\]\n]{1,60})?)\]",
         "move",
         "MEMORY (your personal notes) [72% — 1,584/2,200 chars]",
-        ("%",),
+        ('"0',),
     ),
     Rule(
         "usage",
         "system",
-        r"\b(?:usage|used|remaining|left|tokens?|context(?: window)?|budget|capacity|battery|load)"
-        r"[:=] ?(\d[\d.,]{0,15}[km]?%?(?: ?(?:/|of) ?\d[\d.,]{0,15}[km]?)?(?: "
-        r"(?:tokens|chars|characters)\b)?(?: \(\d[\d.]{0,5}%[^)\n]{0,20}\))?)",
+        r"\b(?:usage|used|remaining|left|context(?: window)?|budget|capacity|battery|load"
+        r"|(?:current|session|total) (?:cost|turn|step|iteration|tokens?)|tokens)"
+        r"(?:\*\*)?[:=](?:\*\*)? ?(\$?\d[\d.,]{0,15}[km]?%?(?: ?(?:/|of) ?\d[\d.,]{0,15}[km]?)?"
+        r"(?: (?:tokens|chars|characters)\b)?(?: \(\d[\d.]{0,5}%[^)\n]{0,20}\))?)(?![\w%])",
         "move",
         "Context usage: 12,345 / 65,536 tokens (19%)",
-        ("us", "remaining", "left", "token", "context", "budget", "capacity", "battery", "load"),
+        (": 0", '"0', '" 0', ":0", ": $0"),
     ),
     Rule(
         "usage",
         "system",
-        r"(?<![\w.])(\d{1,3}(?:\.\d{1,2})? ?%)(?= (?:used|full|remaining|left|of (?:the |your )?"
-        r"(?:context|memory|window|budget|limit)))",
+        r"(?<![\w.])(\d{1,3}(?:\.\d{1,2})? ?%)"
+        r"(?= (?:used|full|remaining|left|of (?:the |your )?(?:context|memory|window|budget|limit)))",
         "move",
         "Memory is 72% full",
-        ("%",),
+        ("0%", "0 %"),
     ),
     Rule(
         "id",
         "both",
-        rf"\b(?:session|conversation|request|thread|trace|run|chat|instance|agent|correlation|turn|message|task|window|container|machine|host)"
-        rf"[ _-]?(?:uu)?id(?:entifier)?\b[\s:=*`\"'>]{{1,6}}(?:is )?[`\"']?({_ID})(?![\w-])",
+        r"\b(?:session|conversation|request|thread|trace|run|chat|instance|agent|correlation|turn|message|task|window"
+        r"|container|machine|host|prompt|cache|nonce|user)[ _-]?(?:uu|gu)?id(?:entifier)?\b"
+        rf"[\s:=*`\"'>]{{1,6}}(?:is )?[`\"']?({_ID})(?![\w-])",
         "move",
         "Session ID: 01a227d9-1b2c-7d3e-8f4a-5b6c7d8e9f0a",
-        ("id",),
+        ("id:", "id is", 'id"', "id 0", "identifier"),
     ),
     Rule(
         "id",
+        "both",
+        rf"\b(?:nonce|salt|canary|cache[ _-]?bust(?:er)?|session|uuid)\b[:=][\s*`\"']{{0,3}}({_ID})(?![\w-])",
+        "move",
+        "Nonce: 0123456789abcdef",
+        ("nonce", "salt", "canary", "bust", "session:", 'session"', "uuid"),
+    ),
+    # A session's own directory; bare ids elsewhere may be examples.
+    Rule(
+        "id",
         "system",
-        rf"(?<=[/\\=])({_UUID})(?![\w-])|^(?!)",
+        rf"(?<=[/\\=])({_UUID})(?![\w-])",
         "move",
         "/tmp/agent/cea6bea3-b02a-4368-87dd-b976e1cb2461/scratchpad",
-        ("-",),
+        ("-0",),
     ),
 )
 

@@ -6,15 +6,16 @@ Cost: a rule with hints looks at the lines around its hints only, so a text of 1
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import AnyStr
 
-from policies.layout_check import MAX_BLOCK, MAX_LINE, MAX_VALUE, Action, Rule, compiled, line_limit
+from policies.layout_check import MAX_BLOCK, MAX_LINE, MAX_VALUE, Action, Rule, compiled, line_limit, shape_of
 
 MIN_PATH = 4
 """Characters of the shortest path that is replaced wherever it stands; "/" or "C:" alone would hit too much."""
-_BEFORE, _AFTER = 200, 400
-"""Characters before and behind a hint that are looked at where its line is longer than MAX_LINE."""
+MAX_PASSES = 4
+"""Times that the rules are applied; the second one finds nothing, as a rule."""
 _LITERAL = re.compile(r"\[\[[^\[\]\n]{1,60}\]\]")
 
 
@@ -53,23 +54,31 @@ def placeholder(name: str) -> str:
 
 
 _INSTRUCTIONS = re.compile(
-    r"^(?:<(project_instructions|instructions|user_instructions|custom_instructions|repository_instructions"
-    r"|repo_instructions|agents_?md|claude_?md)\b[^>\n]{0,200}>"
-    r"|(-{2,} ?Context from: [^\n]{1,300})|(?:Instructions from: |Contents of )[^\n]{1,300})$",
+    r"^(?:<(project_instructions|instructions|user_instructions|custom_instructions?|repository_instructions"
+    r"|repo_instructions|agents_?md|claude_?md|file path=)\b[^>\n]{0,200}>"
+    r"|-{2,} ?Context from: [^\n]{1,300}|(`{5,})[^\n`]{0,40}|USER'S CUSTOM INSTRUCTIONS"
+    r"|(?:Instructions from: |Contents of )[^\n]{1,300})$",
     re.IGNORECASE | re.MULTILINE,
 )
-_INSTRUCTIONS_END = re.compile(r"^(?:<[a-z_]|Instructions from: |# ?currentDate)", re.IGNORECASE | re.MULTILINE)
+_INSTRUCTIONS_END = re.compile(
+    r"^(?:<[a-z_]|Instructions from: |# ?currentDate|-{2,} ?End of Context from: )", re.IGNORECASE | re.MULTILINE
+)
 
 
 def instructions_at(text: str) -> list[tuple[int, int]]:
-    """Where project instructions stand (AGENTS.md and the like), as far as the agents mark them."""
+    """Where project instructions stand (AGENTS.md and the like), as far as the agents mark them.
+
+    Between tags (pi, OpenHands, Crush) or long fences (Zed); from a heading to the next tag or the end (opencode,
+    Claude Code, Qwen Code, Roo).
+    """
     regions: list[tuple[int, int]] = []
     for found in _INSTRUCTIONS.finditer(text):
         start = found.end()
-        if found[1]:
-            end = text.find(f"</{found[1]}>", start)
-        elif found[2]:
-            end = text.find("End of Context from", start)
+        if regions and start < regions[-1][1]:
+            continue
+        if closing := found[1] or found[2]:
+            mark = f"\n{closing}" if found[2] else f"</{closing.split(' ')[0]}>"
+            end = text.find(mark, start)
         else:
             follows = _INSTRUCTIONS_END.search(text, start)
             end = follows.start() if follows else -1
@@ -78,103 +87,118 @@ def instructions_at(text: str) -> list[tuple[int, int]]:
 
 
 def take_out(
-    texts: Sequence[str], n_system: int, rules: Sequence[Rule], learned: Sequence[Learned]
+    texts: Sequence[str],
+    n_system: int,
+    rules: Sequence[Rule],
+    learned: Sequence[Learned],
+    literal: Callable[[], str] = str,
 ) -> tuple[list[str], list[Value]]:
     """The texts with placeholders, and the values in the order of their first place.
 
     The first `n_system` texts are system text, the others tools'. Placeholders never take a name that stands in the
-    texts already. Taking out again finds nothing.
+    texts or in what `literal` returns already. Taking out again finds nothing.
     """
-    values: dict[tuple[str, str], Value] = {}
+    values = _Values(literal)
     out = list(texts)
-    for _ in range(4):  # what is taken out can bring a cue and a second value together: until nothing is found
-        spans = _by_rules(out, n_system, rules)
+    looked_at: Iterable[int] = range(len(out))
+    for _ in range(MAX_PASSES):  # what is taken out can bring a cue and another value together
+        spans = _by_rules(out, n_system, rules, looked_at)
         if not spans:
             break
         out = _replace(out, spans, values)
+        looked_at = sorted({span.text for span in spans})
     spans = _by_difference(out[:n_system], learned)
-    return (_replace(out, spans, values) if spans else out), list(values.values())
+    return (_replace(out, spans, values) if spans else out), values.found
 
 
-def _by_rules(texts: Sequence[str], n_system: int, rules: Sequence[Rule]) -> list[Span]:
-    lowered = [text.lower() for text in texts]
+def _by_rules(texts: Sequence[str], n_system: int, rules: Sequence[Rule], looked_at: Iterable[int]) -> list[Span]:
     taken: list[list[tuple[int, int]]] = [[] for _ in texts]
     spans: list[Span] = []
-    system, tools = range(n_system), range(n_system, len(texts))
-    shielded = [instructions_at(text) for text in texts[:n_system]]
-    tool_blob = "\n".join(lowered[n_system:])
-    for rule in rules:
-        places = [*(system if rule.where != "tools" else ()), *(tools if _may_be_in(rule, tool_blob) else ())]
-        for i in places:
-            closed = shielded[i] if i < n_system else []
-            for start, end in _matches(rule, texts[i], lowered[i]):
+    for i in looked_at:
+        text, closed = _Text(texts[i]), instructions_at(texts[i]) if i < n_system else []
+        for rule in rules:
+            if rule.where == ("tools" if i < n_system else "system"):
+                continue
+            for start, end in text.matches(rule):
                 if all(end <= a or b <= start for a, b in (*taken[i], *closed)):
                     taken[i].append((start, end))
                     spans.append(Span(i, start, end, rule.name, rule.action))
-    return [*spans, *_other_places(texts, spans, taken)]
+    return [*spans, *_other_places(texts, spans, taken)] if spans else []
 
 
-def _may_be_in(rule: Rule, blob: str) -> bool:
-    return rule.where != "system" and (not rule.hints or any(hint in blob for hint in rule.hints))
+class _Text:
+    """A text that many rules are tried on: where hints stand is looked up once."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._shape = shape_of(text)
+        self._around: dict[tuple[tuple[str, ...], bool], list[tuple[int, int]]] = {}
+
+    def matches(self, rule: Rule) -> Iterator[tuple[int, int]]:
+        """Spans of the rule's group."""
+        pattern, text = compiled(rule), self.text
+        most = MAX_BLOCK if rule.block else MAX_VALUE
+        done = 0
+        for start, end in self._windows(rule):
+            for found in pattern.finditer(text, max(start, done), end):
+                a, b = found.span(1)
+                if rule.action == "path":
+                    b = a + len(text[a:b].rstrip("/\\") or text[a:b])
+                if 0 < b - a <= most and "[[" not in text[a:b] and "]]" not in text[a:b]:
+                    yield a, b
+                    done = max(done, b)
+
+    def _windows(self, rule: Rule) -> Iterable[tuple[int, int]]:
+        """What of the text a rule is tried on: the lines around its hints, else each line that is short enough."""
+        if not rule.hints:
+            return _lines(self.text, line_limit(rule.pattern))
+        key = rule.hints, rule.block
+        if key not in self._around:
+            self._around[key] = list(self._find(*key))
+        if not rule.near:
+            return self._around[key]
+        near = [text.encode("latin-1") for text in rule.near]
+        return (
+            (start, end)
+            for start, end in self._around[key]
+            if any(self._shape.find(text, start, end) >= 0 for text in near)
+        )
+
+    def _find(self, hints: tuple[str, ...], block: bool) -> Iterator[tuple[int, int]]:
+        done = -1
+        for i in sorted({i for hint in hints for i in _places(self._shape, hint.encode("latin-1"))}):
+            if i >= done:
+                start, done = _around(self.text, i, MAX_BLOCK if block else 0)
+                yield start, done
 
 
-def _matches(rule: Rule, text: str, lowered: str) -> Iterator[tuple[int, int]]:
-    """Spans of the rule's group in `text`, whose lower-case form is `lowered` (of the same length)."""
-    if len(lowered) != len(text):  # a few letters change their length: then hints cannot be looked up
-        lowered = text
-    pattern = compiled(rule)
-    most = MAX_BLOCK if rule.block else MAX_VALUE
-    done = 0
-    for start, end in _windows(rule, text, lowered):
-        for found in pattern.finditer(text, max(start, done), end):
-            a, b = found.span(1)
-            if rule.action == "path":
-                b = a + len(_bare_path(text[a:b]))
-            if 0 < b - a <= most and "[[" not in text[a:b] and "]]" not in text[a:b]:
-                yield a, b
-                done = max(done, b)
-
-
-def _bare_path(path: str) -> str:
-    return path.rstrip("/\\") or path
-
-
-def _windows(rule: Rule, text: str, lowered: str) -> Iterable[tuple[int, int]]:
-    if not rule.hints:
-        return _lines(text, line_limit(rule.pattern))
-    at = sorted({i for hint in rule.hints for i in _places(lowered, hint)})
-    return _merged(text, at, MAX_BLOCK if rule.block else 0)
-
-
-def _places(lowered: str, hint: str) -> Iterator[int]:
-    i = lowered.find(hint)
+def _places(text: AnyStr, piece: AnyStr) -> Iterator[int]:
+    i = text.find(piece)
     while i >= 0:
         yield i
-        i = lowered.find(hint, i + len(hint))
+        i = text.find(piece, i + len(piece))
 
 
-def _merged(text: str, at: Iterable[int], reach: int) -> Iterator[tuple[int, int]]:
-    done = -1
-    for i in at:
-        if i >= done:
-            start, done = _around(text, i, reach)
-            yield start, done
+def _line_before(text: str, start: int) -> int:
+    """Where the line before the one at `start` begins; `start` if there is none or it is longer than MAX_VALUE."""
+    before = text.rfind("\n", max(0, start - 1 - MAX_VALUE), max(0, start - 1)) + 1
+    return before if before or start <= MAX_VALUE else start
 
 
 def _around(text: str, i: int, reach: int) -> tuple[int, int]:
-    """From the start of the line at `i` to the end of the line behind it, or `reach` characters from `i`.
+    """The line at `i`, the two before and the one behind it, and `reach` characters from `i`.
 
-    Of lines longer than MAX_LINE only what is near `i`.
+    Of lines longer than MAX_LINE only what is near `i`, of the lines beside it MAX_VALUE characters.
     """
     line = text.rfind("\n", max(0, i - MAX_LINE), i) + 1
-    start = line if line or i <= MAX_LINE else i - _BEFORE
-    end = text.find("\n", i, i + MAX_LINE)
+    cut = not line and i > MAX_LINE
+    start = i - MAX_VALUE if cut else _line_before(text, _line_before(text, line))
+    end = text.find("\n", i + 1, i + MAX_LINE)
     if end < 0:
-        end = min(len(text), i + (MAX_LINE if len(text) - i <= MAX_LINE else _AFTER))
-    elif (following := text.find("\n", end + 1, end + MAX_VALUE + 20)) >= 0:
-        end = following
+        end = len(text) if len(text) - i <= MAX_LINE else i + 2 * MAX_VALUE
     else:
-        end = min(len(text), end + MAX_VALUE + 20)
+        following = text.find("\n", end + 1, end + MAX_VALUE)
+        end = following if following >= 0 else end + MAX_VALUE
     return start, min(len(text), max(end, i + reach))
 
 
@@ -213,30 +237,48 @@ def _is_path_at(text: str, start: int, end: int) -> bool:
     return bool(_BEFORE_PATH.search(text[max(0, start - 3) : start])) and bool(_BEHIND_PATH.match(text, end))
 
 
-def _replace(texts: Sequence[str], spans: Sequence[Span], values: dict[tuple[str, str], Value]) -> list[str]:
-    """`texts` with placeholders in the places of `spans`; new values are added to `values` by (rule name, text)."""
-    used = {literal for text in texts for literal in _LITERAL.findall(text)}
-    used.update(placeholder(value.name) for value in values.values())
+class _Values:
+    """The values found so far by (rule name, text), and which placeholders are free."""
+
+    def __init__(self, literal: Callable[[], str]) -> None:
+        self._by_text: dict[tuple[str, str], Value] = {}
+        self._used: set[str] = set()
+        self._literal = literal
+
+    @property
+    def found(self) -> list[Value]:
+        return list(self._by_text.values())
+
+    def reserve(self, texts: Iterable[str]) -> None:
+        """Take no name that stands in `texts`; at the first call none of the whole base, either."""
+        more = () if self._used else (self._literal(),)
+        self._used.update(literal for text in (*texts, *more) for literal in _LITERAL.findall(text))
+
+    def get(self, span: Span, text: str) -> Value:
+        known = self._by_text.get((span.name, text))
+        if known is None:
+            name, number = span.name, 1
+            while placeholder(name) in self._used:
+                number += 1
+                name = f"{span.name}_{number}"
+            self._used.add(placeholder(name))
+            known = self._by_text[span.name, text] = Value(name, text, span.action)
+        return known
+
+
+def _replace(texts: Sequence[str], spans: Sequence[Span], values: _Values) -> list[str]:
+    """`texts` with placeholders in the places of `spans`; new values are added to `values`."""
+    values.reserve(texts)
     pieces: list[list[str]] = [[] for _ in texts]
     done = [0] * len(texts)
     for span in sorted(spans, key=lambda span: (span.text, span.start)):
         text = texts[span.text]
-        value = _value(span, text[span.start : span.end], used, values)
+        value = values.get(span, text[span.start : span.end])
         pieces[span.text] += [text[done[span.text] : span.start], placeholder(value.name)]
         done[span.text] = span.end
-    return ["".join([*piece, text[end:]]) for piece, text, end in zip(pieces, texts, done, strict=True)]
-
-
-def _value(span: Span, text: str, used: set[str], values: dict[tuple[str, str], Value]) -> Value:
-    known = values.get((span.name, text))
-    if known is None:
-        name, number = span.name, 1
-        while placeholder(name) in used:
-            number += 1
-            name = f"{span.name}_{number}"
-        used.add(placeholder(name))
-        known = values[span.name, text] = Value(name, text, span.action)
-    return known
+    return [
+        "".join([*piece, text[end:]]) if end else text for piece, text, end in zip(pieces, texts, done, strict=True)
+    ]
 
 
 def _by_difference(texts: Sequence[str], learned: Sequence[Learned]) -> list[Span]:

@@ -9,17 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from policies.normal_form import (
-    REASONING,
-    Defaults,
-    Message,
-    diff_kinds,
-    is_equal,
-    normal,
-    role_of,
-    same_arguments,
-    thoughts,
-)
+from policies.message_parts import REASONING, Message, role_of, thoughts
+from policies.normal_form import READ, Defaults, diff_kinds, is_verbatim, normal, same_arguments
 
 GAVE_UP = "gave_up"
 
@@ -36,7 +27,8 @@ def give_back(reply: Message, incoming: Message, defaults: Defaults) -> tuple[Me
     """
     if role_of(reply) != "assistant" or role_of(incoming) != "assistant":
         return incoming, ()
-    if normal(reply, defaults) == normal(incoming, defaults):
+    told = {key: value for key, value in incoming.items() if key in READ}  # the reply has no fields but the engine's
+    if normal(reply, defaults) == normal(told, defaults):
         return _echoed(reply, incoming)
     said = incoming.get("tool_calls") or []
     if not said:
@@ -50,16 +42,14 @@ def give_back(reply: Message, incoming: Message, defaults: Defaults) -> tuple[Me
 
 
 def _echoed(reply: Message, incoming: Message) -> tuple[Message, tuple[str, ...]]:
-    kinds = diff_kinds(reply, incoming)
-    if not kinds:
-        return incoming, ()
-    if thoughts(reply):
-        return reply, kinds
-    # The thoughts were not recorded: what the client knows of them stays.
-    kept = {key: value for key, value in incoming.items() if key in REASONING}
-    if isinstance(incoming.get("content"), list) and thoughts({**incoming, **dict.fromkeys(REASONING)}):
-        kept["content"] = incoming["content"]
-    return {**reply, **kept}, tuple(kind for kind in kinds if kind != "reasoning")
+    kinds = tuple(kind for kind in diff_kinds(reply, incoming) if kind != "extra_keys")
+    kept = {key: value for key, value in incoming.items() if key not in READ and key not in REASONING}
+    if not thoughts(reply):  # They were not recorded: what the client knows of them stays.
+        kinds = tuple(kind for kind in kinds if kind != "reasoning")
+        kept |= {key: value for key, value in incoming.items() if key in REASONING}
+        if thoughts({**incoming, **dict.fromkeys(REASONING)}):
+            kept["content"] = incoming["content"]
+    return ({**reply, **kept}, kinds) if kinds else (incoming, ())
 
 
 def _interrupted(reply: Message, incoming: Message) -> tuple[Message, tuple[str, ...]]:
@@ -81,7 +71,7 @@ def _partial(reply: Message, incoming: Message, defaults: Defaults) -> tuple[Mes
             return incoming, ()
         calls.append({**call, "function": {**call["function"], "arguments": match["function"].get("arguments")}})
     message, kinds = incoming, []
-    if not is_equal(calls, incoming["tool_calls"]):
+    if not is_verbatim(calls, incoming["tool_calls"]):
         message, kinds = {**incoming, "tool_calls": calls}, ["arguments"]
     if _is_same_text(reply, incoming):
         message, more = _with_thoughts(reply, message)
@@ -104,7 +94,11 @@ def _is_same_text(one: Message, other: Message) -> bool:
 
 def _is_same_call(one: Any, other: Any, defaults: Defaults) -> bool:
     mine, theirs = (call.get("function") if isinstance(call, dict) else None for call in (one, other))
-    if not isinstance(mine, dict) or not isinstance(theirs, dict) or not is_equal(mine.get("name"), theirs.get("name")):
+    if (
+        not isinstance(mine, dict)
+        or not isinstance(theirs, dict)
+        or not is_verbatim(mine.get("name"), theirs.get("name"))
+    ):
         return False
     name = mine.get("name")
     stated = defaults.get(name, {}) if isinstance(name, str) else {}

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from policies.layout_rules import RULES
 from proxy import __version__, errors
 from proxy.api.count import Counting
 from proxy.api.door import ERROR_BODIES, ModelDoor, dialect_of, path_of
@@ -21,7 +22,7 @@ from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import SlotkeeperError
 from proxy.keeper import Keeper
-from proxy.layouts import Layouts
+from proxy.layouts import REPAIRS, Layouts
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
 from proxy.service import Service
@@ -81,9 +82,10 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         metrics, lines, tasks = Metrics(), LineBook(settings.max_lines), Tasks()
         await _load_lines(store, lines)
         engines = Engines(settings, store, metrics, lines, tasks)
-        layouts = Layouts(keep=store.put_layout)
+        layouts = Layouts((*RULES, *settings.layout_rules), store.put_layout)
         for tenant, blob in await store.load_layouts():
             layouts.load(tenant, blob)
+        metrics.add_rules({*layouts.rule_names, *REPAIRS})
         service = Service(settings, tenants, store, metrics, engines, lines, tasks, layouts)
         service.recall(store.load_requests())
         keeper = Keeper(service)
@@ -123,7 +125,8 @@ def _mount(app: FastAPI, service: Service) -> None:
     """Routes, the most used first; the guard around all of them."""
     through, ops = Passthrough(service), Ops(service)
     routes = [Route(path, ModelDoor(service, door, path), methods=["POST"]) for path, door in MODEL_DOORS.items()]  # type: ignore[arg-type]
-    routes += [Route(path, Counting(service).messages, methods=["POST"]) for path in COUNT_DOORS]
+    counting = Counting(service)
+    routes += [Route(path, counting, methods=["POST"]) for path in COUNT_DOORS]
     routes += [
         Route("/healthz", ops.healthz),
         Route("/readyz", ops.readyz),

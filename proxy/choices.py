@@ -15,7 +15,8 @@ import orjson
 from llamacpp.sse import EventSplitter, data_of
 from proxy.api.read import Json, ModelRequest, one_by_one
 from proxy.errors import SlotkeeperError
-from proxy.exchange import Exchange, Out
+from proxy.exchange import Exchange
+from proxy.relay import Out
 from proxy.service import Service
 from proxy.settle import Record
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -23,6 +31,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from policies.layout_rules import Rule, check_rules
 from proxy.errors import UsageError
 
 ENV_PREFIX = "SLOTKEEPER_"
@@ -88,6 +97,20 @@ class Settings(BaseSettings):
         "strict: a request that does not extend its conversation is refused",
     )
 
+    layout_rules: tuple[Rule, ...] = Field(
+        (), description="further shapes of volatile text in system prompts; tables in the configuration file"
+    )
+    template_clock: Literal["fixed", "engine"] = Field(
+        "fixed",
+        description="a chat template that prints the date, in an engine that we start; fixed: the date is told with "
+        "the messages, and midnight changes no prompt's beginning; engine: left as it is, as with --mode observe",
+    )
+    append_only_template: bool = Field(
+        False,
+        description="Qwen3's family, in an engine that we start: the prompt keeps the reasoning of earlier turns, "
+        "which the model's own template drops at each question; not with --mode observe",
+    )
+
     state_dir: UserPath = Field(default_factory=_state_dir, description="where slot files and their index are kept")
     disk_budget: Bytes = Field(20 * 1024**3, description="most bytes of slot files on disk")
     persist: bool = Field(True, description="keep slot files; --no-persist deletes those that are there")
@@ -115,6 +138,12 @@ class Settings(BaseSettings):
         if self.engine == "embedded" and self.llama_server is not None:
             raise ValueError("--llama-server names a binary, but --engine embedded does not start one: leave one out")
         return self
+
+    @field_validator("layout_rules")
+    @classmethod
+    def _rules_that_work(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        check_rules(rules)
+        return rules
 
     @property
     def drain_seconds(self) -> float:

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import structlog
 
-from llamacpp.capabilities import TemplateFacts
+from llamacpp.capabilities import TemplateFacts, probe_printed
 from llamacpp.client import LlamaClient
 from llamacpp.errors import EngineError
 from llamacpp.render import Rendered, Renderer
 from llamacpp.reports import Props, SlotFileReport, SlotReport
+from llamacpp.templates import keep_reasoning, placeholder, prints_clock
 from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
+from proxy.engine_template import CLOCK_PRICE, ChosenTemplate
 from proxy.errors import EngineDown, EngineStarting
 from proxy.metrics import Metrics
 from proxy.slots import SlotTable
@@ -94,6 +96,14 @@ class Engine:
     has_slots_endpoint: bool = True
     props: Props | None = None
     template: TemplateFacts | None = None
+    chosen_template: ChosenTemplate = field(default_factory=ChosenTemplate)
+    """What we did to its template (ours only)."""
+    prints_clock: bool = False
+    """Its template prints the date by itself, and nothing was done about it: every prompt is new at midnight."""
+    drops_reasoning: bool = False
+    """Its template drops the reasoning of earlier turns, and --append-only-template would keep it."""
+    clock_printed: dict[tuple[bool, bool], frozenset[str]] = field(default_factory=dict)
+    """Of a fixed clock, what stands in prompts: by whether there is a system message and whether there are tools."""
     n_requests: int = 0
     """Requests that it was picked for and that are not over."""
     costs: Costs = field(default_factory=Costs)
@@ -127,6 +137,33 @@ class Engine:
         """Slot files can be written and found again."""
         has_files = self.slot_dir is not None and self.store.persist
         return has_files and self.fingerprint is not None and not self.speculative
+
+    @property
+    def clock_values(self) -> tuple[tuple[str, str], ...]:
+        """(name, strftime format) of every `[[name]]` that its template prints where the engine's clock was."""
+        return self.chosen_template.clock_values
+
+    @property
+    def clock_arguments(self) -> tuple[tuple[str, str], ...]:
+        """(argument, name): `chat_template_kwargs` that put a value into the prompt instead of `[[name]]`."""
+        return self.chosen_template.clock_arguments
+
+    def clock_told(self, *, has_system: bool, has_tools: bool) -> tuple[tuple[str, str], ...]:
+        """Those of `clock_values` that stand in such a prompt: some templates print the date only without a system
+        message."""
+        printed = self.clock_printed.get((has_system, has_tools))
+        return tuple(v for v in self.clock_values if printed is None or placeholder(v[0]) in printed)
+
+    async def read_template(self, props: Props, advice: str) -> None:
+        """What its template's text says; `advice` goes to the log when it prints the clock, once."""
+        knew, texts = self.prints_clock, (props.chat_template, str(props.raw.get("chat_template_tool_use") or ""))
+        self.prints_clock = any(prints_clock(text, self.chosen_template.fixed) for text in texts)
+        variant = keep_reasoning(props.chat_template)
+        self.drops_reasoning = variant is not None and variant != props.chat_template
+        if self.clock_values:
+            self.clock_printed = await probe_printed(self.client, [placeholder(name) for name, _ in self.clock_values])
+        if self.prints_clock and not knew:
+            log.warning("template_prints_clock", engine=self.name, consequence=CLOCK_PRICE, advice=advice)
 
     def require_ready(self) -> None:
         """Raises EngineStarting (ours) or EngineDown (attached) when it cannot be asked now."""

@@ -1,12 +1,23 @@
-"""An engine's failures and refusals as the client sees them."""
+"""An engine's failures and refusals, and our own mistakes, as the client sees them."""
 
 from __future__ import annotations
 
 import orjson
+import structlog
 
 from llamacpp.errors import EngineBroken, EngineError, EngineRefused, EngineUnreachable
 from llamacpp.errors import EngineStarting as EngineLoading
-from proxy.errors import ContextExceeded, EngineAnswered, EngineFailed, EngineStarting, SlotkeeperError
+from proxy.errors import (
+    ContextExceeded,
+    EngineAnswered,
+    EngineFailed,
+    EngineStarting,
+    InternalError,
+    SlotkeeperError,
+    too_deep,
+)
+
+log = structlog.get_logger(__name__)
 
 
 def too_long(n_prompt: int, n_ctx: int) -> ContextExceeded:
@@ -44,3 +55,14 @@ def as_ours(error: EngineError) -> SlotkeeperError:
     if isinstance(error, EngineBroken):
         return EngineFailed(error.message)
     return EngineFailed(f"The engine failed: {error.message} Send the request again.")
+
+
+def whatever(error: Exception, request: str) -> SlotkeeperError:
+    """Any failure of a request as its client sees it; what is a mistake of ours is logged with its traceback."""
+    found = too_deep(error) if isinstance(error, TypeError) else error
+    if isinstance(found, EngineError):
+        return as_ours(found)
+    if isinstance(found, SlotkeeperError):
+        return found
+    log.error("exchange_failed", request=request, exc_info=error)
+    return InternalError("Slotkeeper made a mistake with this request; its log says more. Try again.")

@@ -21,6 +21,7 @@ from proxy import fingerprint
 from proxy.config import Settings
 from proxy.engine import Engine
 from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, rewinds
+from proxy.engine_template import clock_advice, with_template
 from proxy.errors import BadRequest, StoreError, UnknownModel
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
@@ -211,10 +212,11 @@ class Engines:
     # --- children ---------------------------------------------------------------------------------------------------
 
     async def _start_child(self) -> None:
-        spec = child_spec(self.settings)
+        spec, chosen = await asyncio.to_thread(with_template, self.settings, child_spec(self.settings))
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
         engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
         engine.slot_dir, engine.can_rewind = self.settings.slots_dir, can_rewind(spec)
+        engine.chosen_template = chosen
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
         if (n_bytes := file_bytes_per_token(spec.model)) > 0:
             engine.costs.expect(n_bytes)
@@ -291,8 +293,10 @@ class Engines:
     async def _take_over(self, engine: Engine, has_slots: bool = True) -> None:
         """A new instance answers: what is it, and by which fingerprint are its files known?"""
         slots = await engine.client.slots() if has_slots else []
-        engine.adopt(await engine.client.props(), slots)
+        props = await engine.client.props()
+        engine.adopt(props, slots)
         engine.template = await _probe(engine)
+        await engine.read_template(props, clock_advice(self.settings, engine.kind))
         await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
         engine.table.watch = lambda: self.on_pressure(engine)
         engine.up()

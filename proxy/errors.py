@@ -218,6 +218,14 @@ class ShuttingDown(Unavailable):
     code = "shutting_down"
 
 
+def too_deep(error: TypeError) -> Exception:
+    """What a failure to write a client's JSON means: orjson reads deeper nesting than it writes. Its JSONEncodeError is
+    TypeError itself, and any other TypeError is a mistake of ours: it comes back as it is."""
+    if "Recursion limit" not in str(error):
+        return error
+    return BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply.")
+
+
 def body(error: SlotkeeperError) -> bytes:
     """The JSON body of an error in OpenAI's shape; llama-server's native doors use the same object, and so does whoever
     asks for none of the model doors.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import orjson
-import structlog
 
-from llamacpp.errors import EngineError, EngineUnreachable
+from llamacpp.errors import EngineUnreachable
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked
 from policies.causes import Cause
@@ -19,26 +18,17 @@ from policies.types import Action, Match
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back, save
 from proxy.engine import Engine
-from proxy.engine_errors import answered, as_ours, too_long
-from proxy.errors import (
-    BadRequest,
-    ClientLeft,
-    InternalError,
-    PoolExceeded,
-    ShuttingDown,
-    SlotkeeperError,
-)
+from proxy.engine_errors import answered, too_long, whatever
+from proxy.errors import ClientLeft, PoolExceeded, ShuttingDown, SlotkeeperError
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import keep, prepare
-from proxy.relay import Relay
+from proxy.relay import Out, Relay
 from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill
 from proxy.slots import Grant, NeedsTokens, Slot, Want
 from proxy.store_types import Snapshot
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -48,20 +38,6 @@ CANCEL_SECONDS = 20.0
 """An engine notices a closed stream within 0.7 s (llama-server.md); a batch of a large model on a CPU takes longer."""
 NO_REPORT_SECONDS = 1.0
 """Pause before a cancelled slot is used again on an engine that answers no GET /slots; it defers a busy pin anyway."""
-
-
-class Out(Protocol):
-    """The client's side of one answer. `started`: the status line is on its way."""
-
-    started: bool
-
-    async def start(self, status: int, headers: Mapping[str, str]) -> None: ...
-
-    async def write(self, data: bytes) -> None: ...
-
-    async def end(self) -> None: ...
-
-    async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None: ...
 
 
 class Exchange:
@@ -94,17 +70,8 @@ class Exchange:
         except ClientLeft:
             self.record.outcome = "client_left"
             raise
-        except SlotkeeperError as error:
-            await self._fail(error)
-        except EngineError as error:
-            await self._fail(as_ours(error))
-        except orjson.JSONEncodeError as error:
-            await self._fail(BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply."))
         except Exception as error:
-            log.error("exchange_failed", request=self.record.id, exc_info=error)
-            await self._fail(
-                InternalError("Slotkeeper made a mistake with this request; its log says more. Try again.")
-            )
+            await self._fail(whatever(error, self.record.id))
         finally:
             self.service.running.discard(self)
             self._finish()
@@ -137,11 +104,11 @@ class Exchange:
         r = self.request
         prepared = await prepare(self.service, r)
         r, found, self._ledger = prepared.request, prepared.found, prepared.ledger
-        self.request, self.record.repairs = r, list(prepared.repairs)
+        self.request, self.record.repairs, self.record.kind = r, list(prepared.repairs), prepared.kind
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
         engine.table.require_place(engine.n_requests)
-        line = found.line if found.line is not None and found.match is Match.EXTENDS else self._new_line()
+        line = found.line if found.line is not None and found.is_same_line else self._new_line()
         self._describe(engine, line, found)
         line.running += 1
         engine.n_requests += 1

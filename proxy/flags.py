@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from proxy.config import Settings, flag_name
 
 # Set otherwise: keys do not belong in argv (any user of the machine can read it); engine flags follow `--`.
-NOT_FLAGS = frozenset({"upstream_api_key", "engine_flags"})
+NOT_FLAGS = frozenset({"upstream_api_key", "engine_flags", "layout_rules"})
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

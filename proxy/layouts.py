@@ -9,15 +9,32 @@ from typing import Any
 
 import orjson
 import structlog
+
 from policies.layout import Laid, Learned, Value, lay_out, learn, order_tools, tool_key
 from policies.layout_rules import RULES, Rule
-
 from policies.types import digest
 
 log = structlog.get_logger(__name__)
 
 Json = dict[str, Any]
 
+REPAIRS = (
+    "learned",
+    "tool_order",
+    "moved_to_newest",
+    "prune_deferred",
+    "pruned",
+    "gave_up",
+    "content_form",
+    "whitespace",
+    "reminder",
+    "arguments",
+    "reasoning",
+    "extra_keys",
+)
+"""Label values of `slotkeeper_repairs_total` beside the names of layout rules."""
+NO_RULES = -1
+"""Learned spans of a base that is left as it is but for the order of its tools: nobody is there to be told values."""
 MOST_LAID = 32
 """Laid-out bases remembered by the digest of the client's own, over all tenants: a few agents and their sub-agents."""
 MOST_ORDERS = 256
@@ -68,6 +85,11 @@ class Layouts:
         except (ValueError, KeyError, TypeError) as error:
             log.warning("layout_dropped", tenant=tenant, error=type(error).__name__)
 
+    @property
+    def rule_names(self) -> set[str]:
+        """Names of the rules that bases are laid out by."""
+        return {rule.name for rule in self._rules}
+
     def forget(self) -> None:
         """Everything that was learned."""
         self._tenants.clear()
@@ -91,7 +113,9 @@ class Layouts:
     def _lay_out(self, tenant: str, leading: Sequence[Json], tools: object, n_learned: int) -> LaidBase:
         known = self._tenants.setdefault(tenant, _Tenant())
         given = tools if isinstance(tools, list) and all(isinstance(t, dict) for t in tools) else None
-        laid = lay_out(leading, given, rules=self._rules, learned=known.learned[:n_learned])
+        is_told = n_learned != NO_RULES
+        rules, learned = (self._rules, known.learned[:n_learned]) if is_told else ((), ())
+        laid = lay_out(leading, given, rules=rules, learned=learned)
         ordered, reordered = self._ordered(tenant, known, laid)
         if given is None and tools is not None:
             ordered = tools  # nothing that we understand; the engine will say what it thinks of it
@@ -99,7 +123,7 @@ class Layouts:
             leading=laid.leading,
             tools=ordered,
             values=laid.values,
-            changes=(*laid.changes, *(("tool_order",) if reordered else ())),
+            changes=(*(c if c in self.rule_names else "learned" for c in laid.changes), *["tool_order"] * reordered),
             texts=tuple(map(text_of, laid.leading)),
             system=digest(*map(orjson.dumps, laid.leading)),
             tools_digest=digest(orjson.dumps(ordered)),

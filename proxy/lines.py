@@ -12,7 +12,7 @@ from itertools import islice
 from llamacpp.tokens import Estimator
 from policies.causes import Cause
 from policies.prefix import shared_entries
-from policies.types import DIGEST_BYTES, Match, Prompt
+from policies.types import DIGEST_BYTES, Match, Prompt, digest
 from proxy.ledger import Ledger
 from proxy.store_types import LedgerRecord
 
@@ -30,6 +30,8 @@ class Identity:
     parent: str | None = None
 
 
+NO_TOOLS = frozenset({digest(b"null"), digest(b"[]"), digest()})
+"""Digests of the tools of a base that has none."""
 TEMPLATE_TOKENS = 32
 """Role markers and line ends that a template puts around a few new messages."""
 
@@ -51,6 +53,8 @@ class Line:
     lost: Cause | None = None
     kind: str = "main"
     n_requests: int = 0
+    n_before: int = 0
+    """Entries that its prompt before the newest one had."""
     running: int = 0
     """Requests of this line that wait or run; it is not forgotten meanwhile."""
     ledger: Ledger | None = None
@@ -74,6 +78,7 @@ class Line:
                 "n_leading": p.n_leading,
                 "first_user": self.first_user.hex(),
                 "kind": self.kind,
+                "n_before": self.n_before,
                 "tokens_per_byte": self.estimator.ratio,
                 "ledger": self.ledger.to_extra() if self.ledger is not None else None,
             },
@@ -93,12 +98,18 @@ class Line:
             line = cls(
                 record.line, who, prompt, bytes.fromhex(extra["first_user"]), record.n_tokens, kind=extra["kind"]
             )
+            line.n_before = int(extra.get("n_before", len(record.chain)))
             line.estimator, line.lost = Estimator(float(ratio)), Cause.ENGINE_RESTART
             if (ledger := extra.get("ledger")) is not None:
                 line.ledger = Ledger.from_extra(ledger)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a line: {error}") from error
         return line
+
+    @property
+    def has_tools(self) -> bool:
+        """Its base holds tool definitions."""
+        return self.prompt.tools not in NO_TOOLS
 
     def tokens_of(self, n_bytes: int) -> int:
         """Tokens that so many bytes of messages seldom exceed, the template's own around them included."""
@@ -117,6 +128,14 @@ class Found:
     line: Line | None
     match: Match
     shared: int = 0
+
+    @property
+    def is_same_line(self) -> bool:
+        """The line goes on, if from the prompt before its newest: that one was a question in between (a suggestion, a
+        summary) whose answer the client did not keep."""
+        if self.line is None or self.match is Match.NEW or self.match is Match.BASE:
+            return False
+        return self.match is Match.EXTENDS or self.shared >= self.line.n_before > self.line.prompt.n_leading
 
     @property
     def held(self) -> int:
@@ -171,6 +190,13 @@ class LineBook:
     def __iter__(self) -> Iterator[Line]:
         return iter(tuple(self._lines.values()))
 
+    def has_tools(self, who: Identity) -> bool:
+        """Whether a line of the same session has tools: then a request without them is a question on the side."""
+        named = who.session is not None
+        return named and any(
+            (line.who.tenant, line.who.session) == (who.tenant, who.session) and line.has_tools for line in self
+        )
+
     def get(self, line_id: str | None) -> Line | None:
         """The line of that id, if it is still known."""
         return self._lines.get(line_id) if line_id else None
@@ -200,6 +226,7 @@ class LineBook:
         known = len(line.prompt.chain)
         if line.n_tokens and prompt.chain[:known] == line.prompt.chain:
             line.estimator.observe(sum(prompt.sizes[known:]), n_tokens - line.n_tokens)
+        line.n_before = min(known, shared_entries(line.prompt.chain, prompt.chain)) if line.n_requests else 0
         line.prompt, line.n_tokens, line.lost = prompt, n_tokens, None
         line.n_requests += 1
         self.keep(line)

@@ -12,17 +12,19 @@ from typing import Any
 
 import orjson
 import structlog
-from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
 
 from policies.append_only import Repaired, diff_kinds, new_reminders, reconcile
+from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
 from policies.replay import give_back
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained, folded
 from proxy.errors import BrokenLine, StoreError
-from proxy.layouts import LaidBase, text_of
+from proxy.layouts import NO_RULES, LaidBase, text_of
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
+from proxy.metrics import Kind
 from proxy.service import Service
+from proxy.template_clock import clock_values, with_clock
 
 log = structlog.get_logger(__name__)
 
@@ -30,8 +32,6 @@ Json = dict[str, Any]
 
 PRUNE_AT = 0.85
 """Share of the usable context that a prompt fills before the client's deferred prunes are done (issue 4)."""
-NO_RULES = -1
-"""Learned spans of a base that is left as it is but for the order of its tools: nobody is there to be told values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,19 @@ class Prepared:
     found: Found
     ledger: Ledger | None = None
     repairs: tuple[str, ...] = ()
+    kind: Kind = "main"
 
 
 async def prepare(service: Service, request: ModelRequest) -> Prepared:
     """Raises BrokenLine in mode strict when the request does not extend its line."""
     if request.door != "chat" or request.mode == "observe":
         found = service.lines.find(request.who, request.prompt, request.first_user)
-        return Prepared(_folded(service, request), found)
+        kind = _kind(service, request)
+        return Prepared(_folded(service, request), _apart(found, kind), kind=kind)
     prepared = await _Repair(service, request).run()
-    found = prepared.found
+    kind = _kind(service, request)
+    found = _apart(prepared.found, kind)
+    prepared = replace(prepared, found=found, kind=kind)
     if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
         raise BrokenLine(
             f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
@@ -60,12 +64,26 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
     return prepared
 
 
+def _kind(service: Service, request: ModelRequest) -> Kind:
+    """Label `kind`: a request without tools, in a session that has them, is a title, a summary or the like."""
+    if request.door == "chat" and not request.body.get("tools") and service.lines.has_tools(request.who):
+        return "side"
+    return request.kind
+
+
+def _apart(found: Found, kind: Kind) -> Found:
+    """A question on the side with a base of its own is no later state of the main line, and must not take its place."""
+    return Found(None, Match.NEW) if kind == "side" and found.match is Match.BASE else found
+
+
 def _where(found: Found) -> str:
     return f"message {found.shared}" if found.match is Match.EDITED else "its system text or its tools"
 
 
 def _folded(service: Service, request: ModelRequest) -> ModelRequest:
     body = folded(request.body, service.engines.template)
+    if request.door == "chat":
+        body = with_clock(service.engines, body)
     return request if body is request.body else replace(request, body=body)
 
 
@@ -102,6 +120,8 @@ class _Repair:
             found = await self._reconciled(found)
         elif found.match is Match.EXTENDS:
             found = self._pruned(found)
+        if self._first_user is not None:
+            laid = replace(laid, values=(*laid.values, *clock_values(self._service.engines, self._request.body)))
         return await self._spelled(laid, found)
 
     # --- which base, which line -------------------------------------------------------------------------------------

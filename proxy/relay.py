@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -18,11 +18,25 @@ from proxy.slots import Runner
 
 if TYPE_CHECKING:
     from proxy.api.dialect import Writer
-    from proxy.exchange import Out
+    from proxy.errors import SlotkeeperError
 
 _MARKS = (b'"prompt_progress"', b'"timings"', b'"usage"', b'"error"')
 """An event without these is content and is not parsed. Content that quotes them is parsed, which costs little."""
 SSE_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class Out(Protocol):
+    """The client's side of one answer. `started`: the status line is on its way."""
+
+    started: bool
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def end(self) -> None: ...
+
+    async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None: ...
 
 
 class Relay:

@@ -74,7 +74,8 @@ async def render_chat(engine: Engine, tenant: str, base: bytes, body: bytes) -> 
     if rendered.has_media:
         n_media = sum(body.count(mark) for mark in MEDIA_MARKS)
         return Tokens(rendered.tokens, max(1, n_media))
-    _remember(engine.known, (tenant, base), rendered)
+    if n_tokens(rendered.tokens) <= engine.n_ctx:  # others run nowhere, and may be as large as the largest body
+        _remember(engine.known, (tenant, base), rendered)
     return Tokens(rendered.tokens)
 
 

@@ -13,7 +13,17 @@ from proxy.errors import StoreError
 
 PRIVATE_DIR = 0o700  # contract.md "State directory": snapshots are transcripts
 PRIVATE_FILE = 0o600
-OUR_ENTRIES = {"state.db", "state.db-wal", "state.db-shm", "slots", "control.sock", "models", "logs", "lock"}
+OUR_ENTRIES = {
+    "state.db",
+    "state.db-wal",
+    "state.db-shm",
+    "slots",
+    "control.sock",
+    "models",
+    "logs",
+    "lock",
+    "template.jinja",
+}
 
 
 def explain_os_error(err: OSError, path: Path) -> str:

@@ -75,7 +75,7 @@ def _template_arguments(text: str) -> Settings:
         value = None
     if not isinstance(value, dict):
         raise ValueError("a JSON object")
-    return {"default_template_kwargs": {key: json.dumps(item) for key, item in value.items()}}
+    return {TEMPLATE_ARGUMENTS: {key: json.dumps(item) for key, item in value.items()}}
 
 
 def _gpu_layers(text: str) -> Settings:
@@ -94,6 +94,7 @@ def _aliases(text: str) -> Settings:
     return {"model_alias": [name.strip() for name in text.split(",") if name.strip()]}
 
 
+TEMPLATE_ARGUMENTS = "default_template_kwargs"
 THREADS = "cpuparams.n_threads"
 THREADS_BATCH = "cpuparams_batch.n_threads"
 
@@ -218,7 +219,10 @@ def params_for_embedded(spec: EngineSpec, port: int) -> Settings:
     settings: Settings = {}
     for given in merge(parse_ours(our_flags(spec, port), GRAMMAR), extra):
         settings.update(_settings(given))
-    # As common/arg.cpp does after parsing: the batch threads are the threads unless said otherwise.
+    # As common/arg.cpp does after parsing: the batch threads are the threads unless said otherwise, and templates that
+    # can keep the reasoning of earlier turns do.
+    theirs = settings.get(TEMPLATE_ARGUMENTS)
+    settings[TEMPLATE_ARGUMENTS] = {"preserve_reasoning": "true", **(theirs if isinstance(theirs, dict) else {})}
     if THREADS in settings:
         settings.setdefault(THREADS_BATCH, settings[THREADS])
     return settings

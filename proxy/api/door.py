@@ -16,7 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy import errors
 from proxy.api import write_messages, write_responses
-from proxy.api.read import Door, Told, identity, mode_of, read
+from proxy.api.read import Door, ModelRequest, Told, identity, mode_of, read
+from proxy.engine_errors import whatever
 from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
 from proxy.settle import Record
 
@@ -124,6 +125,22 @@ def path_of(request: Request) -> str:
     return path
 
 
+async def read_request(
+    service: Service, door: Door | errors.Dialect, path: str, scope: Scope, receive: Receive
+) -> ModelRequest:
+    """The request as the engine gets it; a large body is parsed off the loop. Raises SlotkeeperError."""
+    raw = await read_body(scope, receive, service.settings.max_body_bytes)
+    headers = headers_of(scope)
+    told = Told(headers, mode_of(headers, service.settings.mode), service.normals)
+    who = identity(scope["state"]["tenant"], headers)
+    if len(raw) > LARGE_BODY:
+        request = await asyncio.to_thread(read, door, path, raw, who, told)
+    else:
+        request = read(door, path, raw, who, told)
+    service.note_dropped(request.dialect, told.dropped)
+    return request
+
+
 class ModelDoor:
     """An endpoint for model requests of one kind; an ASGI application."""
 
@@ -137,22 +154,15 @@ class ModelDoor:
         tenant = scope["state"]["tenant"]
         record = Record(f"req_{secrets.token_hex(8)}", tenant, self._dialect, "other", time.time())
         try:
-            raw = await read_body(scope, receive, self._service.settings.max_body_bytes)
-            headers = headers_of(scope)
-            mode = mode_of(headers, self._service.settings.mode)
-            who, told = identity(tenant, headers), Told(headers, mode, self._service.normals)
-            if len(raw) > LARGE_BODY:
-                request = await asyncio.to_thread(read, self._door, self._path, raw, who, told)
-            else:
-                request = read(self._door, self._path, raw, who, told)
+            request = await read_request(self._service, self._door, self._path, scope, receive)
         except ClientLeft:
             return
-        except SlotkeeperError as error:
+        except Exception as found:
+            error = whatever(found, record.id)
             self._service.metrics.request(self._dialect, "other", error.outcome)
             await out.fail(error, {"x-slotkeeper-request-id": record.id})
             return
-        record.kind, record.tenant = request.kind, who.tenant
-        self._service.note_dropped(self._dialect, told.dropped)
+        record.kind, record.tenant = request.kind, request.who.tenant
         if request.writer is not None:
             out.error_event = request.writer.error
         from proxy.choices import run_choices

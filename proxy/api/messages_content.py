@@ -23,6 +23,25 @@ _UNTOLD = frozenset(
 )
 """Blocks that only Anthropic's own servers make or understand: accepted, not told to the model, listed as dropped."""
 _MESSAGE_FIELDS = frozenset(("role", "content"))
+_BLOCK_FIELDS = {
+    kind: frozenset(("type", "cache_control", *fields.split()))
+    for kind, fields in {
+        "text": "text citations",
+        "image": "source",
+        "document": "source title context",
+        "search_result": "title source content",
+        "tool_reference": "tool_name",
+        "tool_result": "tool_use_id content is_error",
+        "tool_addition": "tool",
+        "tool_removal": "tool",
+        "thinking": "thinking signature",
+        "tool_use": "id name input caller",
+        "compaction": "content signature",
+    }.items()
+}
+"""Fields of a block that are used, or that say nothing to a model."""
+_SOURCE_FIELDS = frozenset(("type", "media_type", "data", "url", "content"))
+_TOOL_FIELDS = frozenset(("type", "name", "definition"))
 
 
 def announces_tools(messages: list[Any]) -> bool:
@@ -43,6 +62,13 @@ class History:
     def __init__(self, tools: Tools, dropped: Dropped) -> None:
         self.messages: list[Json] = []
         self._tools, self._dropped = tools, dropped
+
+    def _kind(self, block: Any, at: str) -> str:
+        """The type of a block; its fields without effect are noted."""
+        kind = kind_of(block, at)
+        if (known := _BLOCK_FIELDS.get(kind)) is not None:
+            self._dropped.add_unknown(block, known, f"content.{kind}")
+        return kind
 
     def add(self, message: Any, at: str) -> None:
         """Takes in one message of the client's; `at`: its place, for errors. Raises BadRequest."""
@@ -71,7 +97,7 @@ class History:
         parts: list[Json] = []
         for i, block in enumerate(blocks):
             here = f"{at}.content.{i}"
-            kind = _kind(block, here)
+            kind = self._kind(block, here)
             if kind == "tool_result" and role == "user":
                 self._flush(role, parts)
                 parts = []
@@ -93,7 +119,9 @@ class History:
         if kind == "text":
             return [_text_part(_text(block, "text", at))]
         if kind == "image":
-            return [_image(block, at)]
+            image = _image(block, at)
+            self._dropped.add_unknown(block["source"], _SOURCE_FIELDS, "content.image.source")
+            return [image]
         if kind == "document":
             return self._document(block, at)
         if kind == "search_result":
@@ -111,6 +139,7 @@ class History:
         source = block.get("source")
         if not isinstance(source, dict):
             raise BadRequest(f"'{at}.source' is missing or not an object.", param=f"{at}.source")
+        self._dropped.add_unknown(source, _SOURCE_FIELDS, "content.document.source")
         head = [text for text in (_optional(block, "title", at), _optional(block, "context", at)) if text]
         if source.get("type") == "text":
             return [_text_part("\n".join([*head, _text(source, "data", f"{at}.source")]))]
@@ -129,7 +158,7 @@ class History:
         parts: list[Json] = []
         for i, block in enumerate(blocks):
             here = f"{at}.content.{i}"
-            kind = _kind(block, here)
+            kind = self._kind(block, here)
             if kind not in ("text", "image"):
                 raise BadRequest(f"'{here}' has to be a text or an image.", param=f"{here}.type")
             parts.extend(self._parts(kind, block, here))
@@ -141,8 +170,9 @@ class History:
     def _tool_change(self, kind: str, block: Json, at: str) -> list[Json]:
         """Tools added or removed in mid-conversation (beta of 2026-07-01): told in words, where it happens."""
         tool = block.get("tool")
-        what = _kind(tool, f"{at}.tool")
+        what = kind_of(tool, f"{at}.tool")
         assert isinstance(tool, dict)
+        self._dropped.add_unknown(tool, _TOOL_FIELDS, f"content.{kind}.tool")
         if what == "tool_reference":
             name = _text(tool, "name", f"{at}.tool")
         elif what == "tool_definition" and kind == "tool_addition":
@@ -172,7 +202,7 @@ class History:
             has_images = False
             for i, inner in enumerate(given):
                 here = f"{at}.content.{i}"
-                kind = _kind(inner, here)
+                kind = self._kind(inner, here)
                 found = self._parts(kind, inner, here)
                 if kind == "tool_reference" and parts:
                     parts.append(_text_part("\n\n"))
@@ -190,7 +220,7 @@ class History:
         texts, thoughts, calls = [], [], []
         for i, block in enumerate(blocks):
             here = f"{at}.content.{i}"
-            kind = _kind(block, here)
+            kind = self._kind(block, here)
             if kind == "text":
                 texts.append(_text(block, "text", here))
             elif kind == "thinking":
@@ -225,7 +255,8 @@ class History:
         return {"id": _text(block, "id", at), "type": "function", "function": function}
 
 
-def _kind(block: Any, at: str) -> str:
+def kind_of(block: Any, at: str) -> str:
+    """The type of something that has to be an object with one. Raises BadRequest."""
     if not isinstance(block, dict):
         raise BadRequest(f"'{at}' is not an object.", param=at)
     return _text(block, "type", at)
@@ -249,7 +280,7 @@ def _text_part(text: str) -> Json:
 def _image(block: Json, at: str) -> Json:
     """An image as a chat image_url; whether it is one, and whether the model can see, the engine says."""
     source, here = block.get("source"), f"{at}.source"
-    kind = _kind(source, here)
+    kind = kind_of(source, here)
     assert isinstance(source, dict)
     if kind == "base64":
         media = _optional(source, "media_type", here) or "image/jpeg"

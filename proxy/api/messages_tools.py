@@ -57,6 +57,13 @@ class Dropped:
         if len(self._names) < MOST_DROPPED:
             self._names[name[:LONGEST_NAME]] = None
 
+    def add_unknown(self, found: Json, known: frozenset[str], where: str) -> None:
+        """Notes the fields of `found` that are not `known`."""
+        if not known.issuperset(found):
+            for key in found:
+                if key not in known:
+                    self.add(f"{where}.{key}")
+
     def names(self) -> tuple[str, ...]:
         """All noted names."""
         return tuple(self._names)
@@ -159,9 +166,7 @@ def function_of(tool: Json, at: str, dropped: Dropped) -> Json:
         raise BadRequest(f"'{at}.description' is not a text.", param=f"{at}.description")
     if schema is not None and not isinstance(schema, dict):
         raise BadRequest(f"'{at}.input_schema' is not an object.", param=f"{at}.input_schema")
-    for key in tool:
-        if key not in _TOOL_FIELDS:
-            dropped.add(f"tools.{key}")
+    dropped.add_unknown(tool, _TOOL_FIELDS, "tools")
     return {"name": name, "description": description or "", "parameters": schema or {}}
 
 

@@ -15,7 +15,7 @@ from policies.system_text import fold
 from policies.types import Prompt, digest
 from proxy.api import read_messages, read_responses
 from proxy.api.dialect import Writer
-from proxy.errors import BadRequest, Dialect
+from proxy.errors import BadRequest, Dialect, too_deep
 from proxy.lines import Identity
 from proxy.normals import Normals
 
@@ -26,8 +26,9 @@ Mode = Literal["observe", "repair", "strict"]
 not extend their conversation are refused."""
 
 CHAT_PATH = "/v1/chat/completions"
-OURS = ("id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "cache_prompt", "n", "n_cmpl")
-"""Fields that decide about slots, which is our business (contract.md, "HTTP")."""
+SLOT_FIELDS = ("id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse")
+OURS = (*SLOT_FIELDS, "cache_prompt", "n", "n_cmpl")
+"""Fields that decide about slots, which is our business (contract.md, "HTTP"); SLOT_FIELDS have no effect at all."""
 RENDERING = (
     "chat_template",
     "chat_template_kwargs",
@@ -163,9 +164,11 @@ def read(dialect: Dialect | Door, path: str, raw: bytes, who: Identity, told: To
     try:
         if dialect == "messages" or dialect == "responses":  # noqa: PLR1714 (mypy follows only this form)
             return _translated(dialect, parse(raw), who, told)
-        return _request(dialect, path, parse(raw), who, told)
+        body = parse(raw)
+        told.dropped.extend(name for name in SLOT_FIELDS if body.get(name) is not None)
+        return _request(dialect, path, body, who, told)
     except orjson.JSONEncodeError as error:
-        raise BadRequest(f"The body cannot be passed on: {error}. Nest it less deeply.") from None
+        raise too_deep(error) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ _PASSED = frozenset(
     parallel_tool_calls cache_prompt lora""".split()
 )
 """llama-server's own fields (server-schema.cpp) that an answer in this dialect can honour: handed on as they are."""
+_SYSTEM_FIELDS = frozenset(("type", "text", "cache_control", "citations"))
+_CHOICE_FIELDS = frozenset(("type", "name", "disable_parallel_tool_use"))
+_FORMAT_FIELDS = frozenset(("type", "schema"))
 _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 _OLD_SESSION = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 
@@ -76,7 +79,7 @@ def read(body: Json, headers: Mapping[str, str]) -> Translated:
 
 def _messages(system: Any, given: list[Any], tools: Tools, dropped: Dropped) -> list[Json]:
     history = History(tools, dropped)
-    if (text := _system(system)) is not None:
+    if (text := _system(system, dropped)) is not None:
         history.messages.append({"role": "system", "content": text})
     for i, message in enumerate(given):
         history.add(message, f"messages.{i}")
@@ -85,7 +88,7 @@ def _messages(system: Any, given: list[Any], tools: Tools, dropped: Dropped) -> 
     return history.messages
 
 
-def _system(given: Any) -> str | None:
+def _system(given: Any, dropped: Dropped) -> str | None:
     """The system text: blocks are joined without a separator, as llama-server joins them."""
     if given is None:
         return None
@@ -98,6 +101,7 @@ def _system(given: Any) -> str | None:
         text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
         if not isinstance(text, str):
             raise BadRequest(f"'system.{i}' has to be a text block.", param=f"system.{i}")
+        dropped.add_unknown(block, _SYSTEM_FIELDS, "system")
         texts.append(_without_cch(text))
     return "".join(texts)
 
@@ -150,6 +154,7 @@ def _read_tool_choice(given: Any, tools: Tools, sent: Json, dropped: Dropped) ->
     if kind not in ("auto", "any", "tool", "none"):
         raise BadRequest("'tool_choice.type' has to be one of auto, any, tool, none.", param="tool_choice")
     sent["tool_choice"] = "required" if kind in ("any", "tool") else kind
+    dropped.add_unknown(given, _CHOICE_FIELDS, "tool_choice")
     if kind == "tool" and len(tools.listed) > 1:
         dropped.add("tool_choice.name")
     if (alone := given.get("disable_parallel_tool_use")) is not None:
@@ -197,6 +202,7 @@ def _read_output(body: Json, sent: Json, dropped: Dropped) -> None:
             raise BadRequest(
                 "'output_config.format' has to be of type json_schema, with a schema.", param="output_config"
             )
+        dropped.add_unknown(form, _FORMAT_FIELDS, "output_config.format")
         sent["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
     for name in config:
         if name not in ("effort", "format"):

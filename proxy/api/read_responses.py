@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.api.dialect import Json, Translated
+from proxy.api.messages_tools import MOST_DROPPED
 from proxy.api.responses_items import messages_of
 from proxy.api.responses_tools import MOST_LISTED, Tools, read_choice, read_tools
 from proxy.api.write_responses import Asked, ResponsesWriter
@@ -67,10 +68,10 @@ _TRANSLATED: Final = frozenset(
     "input instructions tools tool_choice max_output_tokens reasoning text include metadata client_metadata "
     "prompt_cache_key stream_options top_logprobs messages".split()
 )
-_SLOTS: Final = frozenset("id_slot slot_id n_keep n_discard n_cache_reuse n n_cmpl".split())
+_SLOTS: Final = tuple("id_slot slot_id n_keep n_discard n_cache_reuse n n_cmpl".split())
 """Our business (contract.md, "HTTP"), and one answer is all that the API knows. `cache_prompt: false` stays in: it asks
 for a slot of its own."""
-_NOT_SENT: Final = _TRANSLATED | _REFUSED.keys() | _WITHOUT_EFFECT.keys() | _SLOTS
+_NOT_SENT: Final = _TRANSLATED.union(_REFUSED, _WITHOUT_EFFECT, _SLOTS)
 _ECHOED: Final[dict[str, object]] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -110,7 +111,7 @@ def read(body: Json, headers: Mapping[str, str]) -> Translated:
     return Translated(
         body={"messages": messages, **sent},
         writer=lambda: ResponsesWriter(asked),
-        dropped=tuple(dropped),
+        dropped=tuple(dropped)[:MOST_DROPPED],
         **_identity(body),
     )
 
@@ -136,6 +137,9 @@ def _note_idle(body: Json, dropped: dict[str, None]) -> None:
     for name, nothing in _WITHOUT_EFFECT.items():
         value = body.get(name)
         if value is not None and value not in nothing:
+            dropped[name] = None
+    for name in (*_SLOTS, "messages"):
+        if body.get(name) not in (None, 1):
             dropped[name] = None
     for name in body.get("include") or ():
         if name not in _INCLUDED:

@@ -20,7 +20,8 @@ _KNOWN: Final = {
     "function_call_output": frozenset(("type", "id", "status", "call_id", "output")),
     "reasoning": frozenset(("type", "id", "status", "summary", "content", "encrypted_content")),
 }
-"""Fields that are used, or that say nothing to a model."""
+_PART = frozenset(("type", "text", "image_url", "detail", "refusal", "annotations", "logprobs"))
+"""Fields that are used, or that say nothing to a model: of items by type, of parts."""
 _SAYING = ("user", "system", "developer")
 
 
@@ -79,7 +80,7 @@ class _History:
         if role in _SAYING:
             self.messages.append({"role": role, "content": self._parts(item.get("content"), f"{where}.content")})
         elif role == "assistant":
-            said = _said(item.get("content"), f"{where}.content")
+            said = self._said(item.get("content"), f"{where}.content")
             self._assistant().setdefault("content", []).extend(said)
         else:
             raise BadRequest(
@@ -123,6 +124,7 @@ class _History:
             at = f"{where}.content[{i}]"
             if not isinstance(part, dict) or part.get("type") not in ("reasoning_text", "text"):
                 raise BadRequest(f"{at} is not a part of type 'reasoning_text'.", param=at)
+            self._note(part)
             texts.append(_text(part, "text", at))
         if text := "".join(texts):
             message = self._assistant()
@@ -144,8 +146,14 @@ class _History:
             )
         return [self._part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
+    def _note(self, part: Json) -> None:
+        if not _PART.issuperset(part):
+            self._dropped |= dict.fromkeys(f"input[].content[].{key[:MOST_LISTED]}" for key in part if key not in _PART)
+
     def _part(self, part: object, where: str) -> Json:
         kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, dict):
+            self._note(part)
         if isinstance(part, dict) and kind == "input_text":
             return {"type": "text", "text": _text(part, "text", where)}
         if isinstance(part, dict) and kind == "input_image":
@@ -164,23 +172,23 @@ class _History:
             param=where,
         )
 
-
-def _said(content: object, where: str) -> list[Json]:
-    """What the assistant said: texts; a refusal is one, too, for a template knows no other."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise BadRequest(
-            f"{where} is missing, or neither a text nor a list of parts. Send one of the two.", param=where
-        )
-    said = []
-    for i, part in enumerate(content):
-        at = f"{where}[{i}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or kind not in ("output_text", "input_text", "refusal"):
-            raise BadRequest(f"{at} is not a part of type 'output_text' or 'refusal'.", param=at)
-        said.append({"type": "text", "text": _text(part, "refusal" if kind == "refusal" else "text", at)})
-    return said
+    def _said(self, content: object, where: str) -> list[Json]:
+        """What the assistant said: texts; a refusal is one, too, for a template knows no other."""
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            raise BadRequest(
+                f"{where} is missing, or neither a text nor a list of parts. Send one of the two.", param=where
+            )
+        said = []
+        for i, part in enumerate(content):
+            at = f"{where}[{i}]"
+            kind = part.get("type") if isinstance(part, dict) else None
+            if not isinstance(part, dict) or kind not in ("output_text", "input_text", "refusal"):
+                raise BadRequest(f"{at} is not a part of type 'output_text' or 'refusal'.", param=at)
+            self._note(part)
+            said.append({"type": "text", "text": _text(part, "refusal" if kind == "refusal" else "text", at)})
+        return said
 
 
 def _unknown(kind: object, where: str) -> BadRequest:

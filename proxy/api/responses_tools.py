@@ -20,6 +20,7 @@ _LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 _HASHED = 53
 """Characters of a name that leave room for `_` and ten of its hash in 64."""
+_NAMESPACE_KEYS = ("type", "name", "tools")
 _FUNCTION_KEYS = ("type", "name", "description", "parameters", "strict")
 MOST_LISTED = 40
 """Characters of a client's own word in a list of dropped fields: it goes to logs."""
@@ -107,6 +108,9 @@ class _Reader:
 
     def _namespace(self, tool: Json, where: str) -> None:
         namespace = _text(tool, "name", where)
+        for key in tool:
+            if key not in _NAMESPACE_KEYS:
+                self._drop(f"namespace.{key}")
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise BadRequest(

@@ -120,8 +120,8 @@ class MessagesWriter:
         """Events for one chunk. Raises EngineBroken for a chunk of an unknown shape."""
         try:
             out: list[bytes] = []
-            if not self._start:
-                self._begin(chunk, out)
+            if not self._id:
+                self._id, self._model = _str(chunk.get("id")), _str(chunk.get("model"))
             for choice in chunk.get("choices") or ():
                 if delta := choice.get("delta"):
                     self._take(delta, out)
@@ -138,8 +138,7 @@ class MessagesWriter:
     def end(self) -> bytes:
         """Closes what is open and says how the answer ended."""
         out: list[bytes] = []
-        if not self._start:
-            self._begin({}, out)
+        self._begin(out)
         self._close(out)
         for key, pieces in self._pending:
             self._open(key, pieces, out)
@@ -164,9 +163,12 @@ class MessagesWriter:
 
     # --- figures ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, chunk: Json, out: list[bytes]) -> None:
+    def _begin(self, out: list[bytes]) -> None:
+        """Before the first word, not with the role: where an assistant message is continued, the engine's figures of
+        the prompt come between the two."""
+        if self._start:
+            return
         self._start = True
-        self._id, self._model = _str(chunk.get("id")), _str(chunk.get("model"))
         out.append(_event(b"message_start", {"type": "message_start", "message": self._message([], None, None)}))
         out.append(PING)
 
@@ -209,6 +211,8 @@ class MessagesWriter:
     # --- blocks of a stream -----------------------------------------------------------------------------------------
 
     def _take(self, delta: Json, out: list[bytes]) -> None:
+        if any(delta.get(name) for name in ("reasoning_content", "content", "tool_calls")):
+            self._begin(out)
         if reasoning := delta.get("reasoning_content"):
             self._say(_THINKING, _str(reasoning), out)
         if text := delta.get("content"):

@@ -148,7 +148,10 @@ class FakeLlama:
         if door == "GET /metrics" and self.metrics_endpoint:
             return f"llamacpp:prompt_tokens_total {self.processed_total}\n"
         if door == "POST /tokenize":
-            return {"tokens": self.tokens_of(request.body["content"])}
+            content = request.body["content"]
+            parts = content if isinstance(content, list) else [content]
+            tokens = ([part] if isinstance(part, int) else self.tokens_of(part) for part in parts)
+            return {"tokens": [token for some in tokens for token in some]}
         if door == "POST /detokenize":
             return {"content": "".join(self._words[t] for t in request.body["tokens"])}
         if door == "POST /apply-template":

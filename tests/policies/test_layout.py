@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.layout import (
@@ -70,6 +70,7 @@ def told(laid: Laid) -> dict[str, str]:
     return {value.name: value.text for value in laid.values}
 
 
+@settings(deadline=None)
 @given(messages, st.none() | tools_lists)
 def test_every_fact_stays_and_laying_out_again_changes_nothing(
     leading: list[dict[str, Any]], tools: list[dict[str, Any]] | None
@@ -169,6 +170,7 @@ def test_tools_take_the_order_of_the_base_that_they_join() -> None:
 keys = st.lists(st.sampled_from([bytes([i]) * 16 for i in range(6)]), max_size=8)
 
 
+@settings(deadline=None)
 @given(keys, st.lists(keys.map(tuple), max_size=4), st.randoms())
 def test_the_order_of_known_tools_is_irrelevant(mine: list[bytes], known: list[tuple[bytes, ...]], random: Any) -> None:
     ordered = order_tools(mine, known)

@@ -2,7 +2,7 @@
 
 import string
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.layout import changed_lines, lay_out, learn
@@ -87,6 +87,7 @@ def test_of_a_long_line_an_excerpt_is_told() -> None:
 words = st.text("ab 1:[", min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(st.lists(words, max_size=4), words, words)
 def test_what_is_learned_makes_both_texts_one(lines: list[str], one: str, other: str) -> None:
     old, new = (with_line("\n".join([*lines, f"Mood is {mark} today"])) for mark in (one, other))

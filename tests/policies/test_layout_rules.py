@@ -21,7 +21,7 @@ def test_all_rules_are_sound() -> None:
 def test_each_rule_takes_its_example_out(rule: Rule) -> None:
     found = compiled(rule).search(rule.example)
     assert found
-    assert list(taken(rule.example, rule).values())[:1] == [found[1].rstrip("/")]
+    assert list(taken(rule.example, rule).values())[:1] == [found[1].rstrip("/") if rule.action == "path" else found[1]]
 
 
 @pytest.mark.parametrize(("text", "values"), VOLATILE, ids=[text[:30] for text, _ in VOLATILE])

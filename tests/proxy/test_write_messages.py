@@ -80,11 +80,10 @@ def test_text() -> None:
 def test_events_come_at_once() -> None:
     """Each piece of text leaves with its chunk, and a chunk without a word says nothing."""
     writer = MessagesWriter(Tools())
-    assert [e["type"] for e in split(writer.feed(chunk({"role": "assistant", "content": None})))] == [
+    assert writer.feed(chunk({"role": "assistant", "content": None})) == b""
+    assert [e["type"] for e in split(writer.feed(chunk({"content": "a"})))] == [
         "message_start",
         "ping",
-    ]
-    assert [e["type"] for e in split(writer.feed(chunk({"content": "a"})))] == [
         "content_block_start",
         "content_block_delta",
     ]
@@ -106,6 +105,16 @@ def test_progress_gives_the_prompt_at_once() -> None:
         "cache_read_input_tokens": 90,
         "output_tokens": 0,
     }
+
+
+def test_the_prompt_of_a_continued_message() -> None:
+    """llama-server tells the role before its figures of the prompt there, and the text with them."""
+    writer = MessagesWriter(Tools())
+    writer.feed(chunk({"role": "assistant", "content": None}))
+    writer.progress(11, 10)
+    start = split(writer.feed(chunk({"content": "He"}, prompt_progress={"total": 11, "cache": 10})))[0]
+    assert (start["message"]["usage"]["input_tokens"], start["message"]["usage"]["cache_read_input_tokens"]) == (1, 10)
+    assert (start["message"]["id"], start["message"]["model"]) == ("msg_x1", "m")
 
 
 def test_timings_stand_in_for_usage() -> None:

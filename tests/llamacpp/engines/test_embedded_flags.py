@@ -62,7 +62,12 @@ def test_what_a_child_always_gets(tmp_path: Path) -> None:
         (
             "--chat-template-kwargs '{\"enable_thinking\": false}'",
             "default_template_kwargs",
-            {"enable_thinking": "false"},
+            {"enable_thinking": "false", "preserve_reasoning": "true"},
+        ),
+        (
+            "--chat-template-kwargs '{\"preserve_reasoning\": false}'",
+            "default_template_kwargs",
+            {"preserve_reasoning": "false"},
         ),
         ("--seed -1", "sampling.seed", 4294967295),
         ("--spec-type ngram-simple,ngram-mod", "speculative.types", [6, 9]),

@@ -1,0 +1,120 @@
+"""What a chat message says, whatever its shape: role, texts, thoughts, reminders.
+
+Takes JSON of any shape, raises nothing, changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+
+REASONING = frozenset({"reasoning_content", "reasoning", "thinking", "reasoning_details", "reasoning_text"})
+"""Fields of an assistant message that hold thoughts (llama-server reads the first; the others are clients')."""
+REMINDED = frozenset({"user", "tool"})
+"""Roles whose reminders count apart from what they say."""
+_THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+"""Types of parts that hold thoughts."""
+_TAG = re.compile(r"<(/?)([\w-]{1,64}-reminder)(?:\s[^<>]{0,200})?>")
+
+
+def role_of(message: object) -> str | None:
+    """The role, None where there is none."""
+    role = message.get("role") if isinstance(message, dict) else None
+    return role if isinstance(role, str) else None
+
+
+def texts_of(message: Message) -> list[str]:
+    """The texts of the content, one per part; empty ones left out."""
+    content = as_dict(message).get("content")
+    if isinstance(content, str):
+        return [content] if content else []
+    return [part["text"] for part in as_list(content) if is_text(part) and part["text"]]
+
+
+def thoughts(message: Message) -> list[Any]:
+    """What an assistant message carries of reasoning, in fields and parts."""
+    if role_of(message) != "assistant":
+        return []
+    fields = [message[name] for name in sorted(REASONING) if message.get(name)]
+    return [*fields, *(part for part in as_list(message.get("content")) if is_thought(part))]
+
+
+def reminders(message: Message) -> tuple[str, ...]:
+    """The `<system-reminder>...</system-reminder>` blocks (any tag that ends in `-reminder`) of a user message or a
+    tool result, with their tags, in order."""
+    if role_of(message) not in REMINDED:
+        return ()
+    return tuple(text[start:end] for text in texts_of(message) for start, end in _blocks(text))
+
+
+def only_reminders(message: Message) -> bool:
+    """Whether it is a user message that says nothing else: it may come and go as its reminders do."""
+    if role_of(message) != "user" or not reminders(message):
+        return False
+    return not parts_of(message.get("content"), plain)
+
+
+def parts_of(content: object, clean: Callable[[str], str] | None) -> list[Any]:
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    elif not isinstance(content, list):
+        return [] if content is None else [{"other": content}]
+    out: list[Any] = []
+    for part in content:
+        if is_text(part):
+            if text := clean(part["text"]) if clean else part["text"]:
+                out.append(text)
+        elif isinstance(part, dict):
+            out.append({"part": {key: value for key, value in part.items() if key != "cache_control"}})
+        else:
+            out.append({"other": part})
+    return out
+
+
+def _blocks(text: str) -> list[tuple[int, int]]:
+    """Where reminders stand, outermost only. Linear in the length: a tag that is never closed opens nothing."""
+    if "-reminder" not in text:
+        return []
+    tags = list(_TAG.finditer(text))
+    closed = {tag[2]: tag.start() for tag in tags if tag[1]}
+    found, name, start = [], "", 0
+    for tag in tags:
+        if not name and not tag[1] and closed.get(tag[2], -1) > tag.start():
+            name, start = tag[2], tag.start()
+        elif name and tag[1] and tag[2] == name:
+            found.append((start, tag.end()))
+            name = ""
+    return found
+
+
+def plain(text: str) -> str:
+    """A text without its reminders: what stood around one is joined by the longer of the white spaces beside it."""
+    if not (blocks := _blocks(text)):
+        return text
+    starts, ends = zip(*blocks, strict=True)
+    plain = text[: starts[0]]
+    for start, end in zip(ends, (*starts[1:], len(text)), strict=True):
+        piece = text[start:end]
+        before, after = plain.rstrip(), piece.lstrip()
+        gaps = plain[len(before) :], piece[: len(piece) - len(after)]
+        plain = before + (max(gaps, key=len) if before and after else "") + after
+    return plain if plain.strip() else ""
+
+
+def as_dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def is_thought(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind in _THOUGHTS

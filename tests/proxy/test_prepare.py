@@ -1,0 +1,459 @@
+"""Requests against their line's ledger: what is sent, turn by turn, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.types import Match
+from proxy.api.read import Mode, Told, read
+from proxy.errors import BrokenLine
+from proxy.layouts import Layouts
+from proxy.ledger import Reply, TextBudget
+from proxy.lines import Identity, LineBook, new_line
+from proxy.metrics import Metrics
+from proxy.normals import Normals
+from proxy.prepare import Prepared, keep, prepare
+from proxy.service import Service
+
+Json = dict[str, Any]
+N_CTX = 100_000
+
+
+class Texts:
+    """The store's part that ledgers need."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, list[bytes]] = {}
+
+    def put_texts(self, line: str, start: int, messages: list[bytes]) -> None:
+        self.texts[line] = [*self.texts.get(line, [])[:start], *messages]
+
+    async def load_texts(self, line: str) -> list[bytes]:
+        return self.texts.get(line, [])
+
+
+@dataclass
+class FakeEngine:
+    """What preparing asks an engine for."""
+
+    n_ctx: int
+    ready: bool = True
+    clock_values: tuple[tuple[str, str], ...] = ()
+    clock_arguments: tuple[tuple[str, str], ...] = ()
+
+    def clock_told(self, *, has_system: bool, has_tools: bool) -> tuple[tuple[str, str], ...]:
+        return self.clock_values
+
+
+def new_service(n_ctx: int = N_CTX) -> Service:
+    return cast(
+        Service,
+        SimpleNamespace(
+            lines=LineBook(100),
+            layouts=Layouts(),
+            normals=Normals(),
+            texts=TextBudget(),
+            store=Texts(),
+            metrics=Metrics(),
+            engines=SimpleNamespace(template=None, all=[FakeEngine(n_ctx)]),
+        ),
+    )
+
+
+@dataclass
+class Talk:
+    """One client of a service; `send` does what an exchange does around an answer."""
+
+    service: Service = field(default_factory=new_service)
+    session: str | None = None
+    mode: Mode = "repair"
+
+    def ask(self, messages: list[Json], tools: list[Json] | None = None, mode: Mode | None = None) -> Prepared:
+        body = {"messages": copy.deepcopy(messages), **({"tools": tools} if tools is not None else {})}
+        told = Told({}, mode or self.mode, self.service.normals)
+        request = read("chat", "/v1/chat/completions", orjson.dumps(body), Identity("local", self.session), told)
+        return asyncio.run(prepare(self.service, request))
+
+    def send(
+        self,
+        messages: list[Json],
+        tools: list[Json] | None = None,
+        reply: Json | None = None,
+        n_tokens: int | None = None,
+    ) -> Prepared:
+        prepared = self.ask(messages, tools)
+        r, found = prepared.request, prepared.found
+        same = found.line is not None and found.is_same_line
+        line = found.line if same and found.line is not None else new_line(r.who, r.prompt, r.first_user, prepared.kind)
+        self.service.lines.advance(line, r.prompt, n_tokens or r.prompt.n_bytes // 4)
+        if prepared.ledger is not None:
+            prepared.ledger.reply = Reply(message=reply)
+            keep(self.service, line, prepared.ledger)
+        return prepared
+
+
+def sent(prepared: Prepared) -> list[Json]:
+    return cast(list[Json], prepared.request.body["messages"])
+
+
+def text(prepared: Prepared) -> str:
+    return orjson.dumps(prepared.request.body).decode()
+
+
+def is_prefix(before: Prepared, after: Prepared) -> bool:
+    n = len(sent(before))
+    tools = [p.request.body.get("tools") for p in (before, after)]
+    return sent(after)[:n] == sent(before) and tools[0] == tools[1]
+
+
+def system(date: str = "Sun Nov 29 2026", cwd: str = "/home/u/repo") -> Json:
+    return {"role": "system", "content": f"You help.\nToday's date: {date}\nWorking directory: {cwd}\nBe kind."}
+
+
+def user(content: Any) -> Json:
+    return {"role": "user", "content": content}
+
+
+def answer(content: str = "Well.", **more: Any) -> Json:
+    return {"role": "assistant", "content": content, **more}
+
+
+def call(arguments: str = '{"path": "a.py", "n": 1}', id_: str = "c1") -> Json:
+    function = {"name": "look", "arguments": arguments}
+    return answer("", tool_calls=[{"id": id_, "type": "function", "function": function}])
+
+
+def result(content: str, id_: str = "c1") -> Json:
+    return {"role": "tool", "tool_call_id": id_, "content": content}
+
+
+def tool(name: str, **defaults: Any) -> Json:
+    properties = {key: {"type": "string", "default": value} for key, value in defaults.items()}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": properties}},
+    }
+
+
+def test_volatile_values_move_into_the_first_user_message() -> None:
+    talk = Talk()
+    one = talk.send([system(), user("hello")])
+    assert "Sun Nov 29 2026" not in sent(one)[0]["content"]
+    assert "Sun Nov 29 2026" in sent(one)[1]["content"]
+    assert "/home/u/repo" in sent(one)[1]["content"]
+    assert sent(one)[1]["content"].endswith("hello")
+    two = talk.send([system(), user("hello"), answer(), user("go on")])
+    assert two.found.match is Match.EXTENDS
+    assert is_prefix(one, two)
+    assert text(two).count("Sun Nov 29 2026") == 1
+
+
+def test_a_new_date_is_told_once_in_the_newest_message() -> None:
+    talk = Talk()
+    history = [system(), user("hello")]
+    one = talk.send(history)
+    history = [system("Mon Nov 30 2026"), *history[1:], answer(), user("go on")]
+    two = talk.send(history)
+    assert two.found.match is Match.EXTENDS
+    assert is_prefix(one, two)
+    assert "Mon Nov 30 2026" in sent(two)[-1]["content"]
+    three = talk.send([*history, answer(), user("and on")])
+    assert is_prefix(two, three)
+    assert text(three).count("Mon Nov 30 2026") == 1
+
+
+def test_two_directories_and_two_days_have_one_base() -> None:
+    talk = Talk()
+    one = talk.send([system(), user("hello")])
+    two = talk.send([system("Tue Dec 01 2026", "/srv/other"), user("something else")])
+    assert sent(one)[0] == sent(two)[0]
+    assert "/srv/other" in sent(two)[1]["content"]
+
+
+def test_a_span_that_no_rule_knows_is_learned_between_sessions() -> None:
+    talk = Talk()
+
+    def base(color: str) -> Json:
+        return {"role": "system", "content": f"You help.\nThe lamp is {color} now.\nBe kind.\nWrite code.\nBe brief."}
+
+    talk.send([base("orange"), user("one")])
+    second = talk.send([base("violet"), user("two")])
+    third = talk.send([base("yellow"), user("three")])
+    assert sent(second)[0] == sent(third)[0]
+    assert "yellow" not in sent(third)[0]["content"]
+    assert "yellow" in sent(third)[1]["content"]
+
+
+def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
+    talk = Talk()
+
+    def base(color: str) -> Json:
+        return {"role": "system", "content": f"You help.\nThe lamp is {color} now.\nBe kind.\nWrite code.\nBe brief."}
+
+    history = [user("one"), answer(), user("two")]
+    one = talk.send([base("orange"), *history[:1]])
+    two = talk.send([base("orange"), *history])
+    three = talk.send([base("violet"), *history, answer(), user("three")])
+    assert three.found.match is Match.EXTENDS
+    assert is_prefix(one, two)
+    assert is_prefix(two, three)
+    assert "violet" in sent(three)[-1]["content"]
+    four = talk.send([base("violet"), *history, answer(), user("three"), answer(), user("four")])
+    assert is_prefix(three, four)
+    assert text(four).count("violet") == 1
+    five = talk.send([base("orange"), *history, answer(), user("three"), answer(), user("four"), answer(), user("x")])
+    assert is_prefix(four, five)
+    assert "orange" in sent(five)[-1]["content"]
+
+
+def test_tools_come_in_first_seen_order_and_spelling() -> None:
+    talk = Talk()
+    a, b, c = tool("a"), tool("b"), tool("c")
+    one = talk.send([system(), user("x")], [b, a])
+    two = talk.send([system(), user("x"), answer(), user("y")], [a, dict(reversed(list(b.items())))])
+    assert two.found.match is Match.EXTENDS
+    assert is_prefix(one, two)
+    three = talk.send([system(), user("other")], [c, a, b])
+    assert three.request.body["tools"] == [b, a, c]
+
+
+def test_a_tool_that_is_removed_is_removed_and_comes_back_cheaply() -> None:
+    talk = Talk(session="s")
+    a, b = tool("a"), tool("b")
+    history = [system(), user("x")]
+    one = talk.send(history, [a, b])
+    two = talk.send([*history, answer(), user("y")], [a])
+    assert two.found.match is Match.BASE
+    assert two.request.body["tools"] == [a]
+    three = talk.ask([*history, answer(), user("z")], [b, a])
+    assert three.found.match is Match.EXTENDS
+    assert is_prefix(one, three)
+
+
+def test_other_spellings_are_sent_as_they_were_first() -> None:
+    talk = Talk()
+    tools = [tool("look", mode="fast")]
+    one = talk.send([system(), user("x")], tools, reply=call())
+    two = talk.send([system(), user("x"), call(), result("found")], tools)
+    respelled = [
+        system(),
+        user([{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]),
+        call('{"n":1,"mode":"fast","path":"a.py"}') | {"content": None},
+        result("found"),
+        answer("Done. "),
+        user("y"),
+    ]
+    three = talk.send(respelled, tools)
+    assert three.found.match is Match.EXTENDS
+    assert is_prefix(one, two)
+    assert is_prefix(two, three)
+    assert "arguments" in three.repairs
+
+
+def test_reasoning_that_the_client_drops_is_given_back() -> None:
+    talk = Talk()
+    reply = answer("Fine.", reasoning_content="Think hard.")
+    talk.send([system(), user("x")], reply=reply)
+    two = talk.send([system(), user("x"), answer("Fine."), user("y")])
+    assert sent(two)[2] == reply
+    three = talk.send([system(), user("x"), answer("Fine. "), user("y"), answer(), user("z")])
+    assert is_prefix(two, three)
+
+
+@pytest.mark.parametrize("echo", [[answer("Once upon")], [answer("")], []], ids=["prefix", "empty", "vanished"])
+def test_a_cancelled_turn_goes_on(echo: list[Json]) -> None:
+    talk = Talk()
+    one = talk.send([system(), user("x")], reply=answer("Once upon a time", reasoning_content="Tell."))
+    two = talk.send([system(), user("x"), *echo, user("no, stop")])
+    assert two.found.match is Match.EXTENDS
+    assert is_prefix(one, two)
+    assert sent(two)[-1]["content"] == "no, stop"
+
+
+def test_pruned_results_stay_until_the_context_is_full() -> None:
+    talk = Talk()
+    history = [system(), user("x")]
+    for i in range(3):
+        history += [call(id_=f"c{i}"), result("long " * 100, f"c{i}")]
+    one = talk.send(history)
+    pruned = copy.deepcopy(history)
+    for i in (3, 5):
+        pruned[i]["content"] = "[Old tool result content cleared]"
+    pruned += [answer(), user("y")]
+    two = talk.send(pruned)
+    assert two.found.match is Match.EXTENDS
+    assert is_prefix(one, two)
+    assert "prune_deferred" in two.repairs
+    three = talk.send([*pruned, answer(), user("z")], n_tokens=int(0.9 * N_CTX))
+    assert is_prefix(two, three)
+    four = talk.send([*pruned, answer(), user("z"), answer(), user("w")])
+    assert four.found.match is Match.EDITED
+    assert sent(four)[3]["content"] == "[Old tool result content cleared]"
+    five = talk.send([*pruned, answer(), user("z"), answer(), user("w"), answer(), user("v")])
+    assert is_prefix(four, five)
+
+
+def test_an_edit_is_the_clients() -> None:
+    talk = Talk()
+    history = [system(), user("x"), answer(), user("y"), answer(), user("z")]
+    talk.send(history[:2])
+    talk.send(history[:4])
+    talk.send(history)
+    edited = talk.send([*history[:3], user("something else")])
+    assert (edited.found.match, edited.found.shared) == (Match.EDITED, 3)
+    assert sent(edited)[-1]["content"] == "something else"
+    back = talk.ask([*history, answer(), user("again")])
+    assert back.found.match is Match.EXTENDS
+
+
+def test_a_question_in_between_does_not_take_the_line() -> None:
+    talk = Talk()
+    history = [system(), user("x"), answer(), user("y")]
+    talk.send(history[:2])
+    main = talk.send(history)
+    assert main.found.line is not None
+    talk.send([*history, answer(), user("Suggest what I may say next.")])
+    after = talk.send([*history, answer(), user("z")])
+    assert after.found.line is main.found.line
+    assert after.found.is_same_line
+    assert is_prefix(main, after)
+
+
+def test_a_title_of_the_same_session_is_on_the_side() -> None:
+    talk = Talk(session="s")
+    main = talk.send([system(), user("x")], [tool("a")])
+    title = talk.send([{"role": "system", "content": "Make a title."}, user("x")])
+    assert (title.kind, title.found.line) == ("side", None)
+    after = talk.ask([system(), user("x"), answer(), user("y")], [tool("a")])
+    assert after.found.match is Match.EXTENDS
+    assert is_prefix(main, after)
+
+
+def test_strict_refuses_what_breaks_the_line() -> None:
+    talk = Talk(session="s")
+    talk.send([system(), user("x"), answer(), user("y")])
+    assert talk.ask([system(), user("x"), answer(), user("y"), answer(), user("z")], mode="strict").found.line
+    with pytest.raises(BrokenLine):
+        talk.ask([system(), user("x"), answer("Otherwise."), user("y")], mode="strict")
+
+
+def test_observe_changes_nothing() -> None:
+    talk = Talk()
+    talk.send([system(), user("x")], [tool("b"), tool("a")])
+    messages = [system("Mon Nov 30 2026"), user([{"type": "text", "text": "x"}]), answer("Well. "), user("y")]
+    prepared = talk.ask(messages, [tool("a"), tool("b")], mode="observe")
+    assert prepared.request.body == {"messages": messages, "tools": [tool("a"), tool("b")]}
+    assert prepared.ledger is None
+
+
+def test_lost_state_costs_one_prompt_and_says_nothing_wrong() -> None:
+    talk = Talk()
+    history = [system(), user("x")]
+    talk.send(history)
+    history = [system("Mon Nov 30 2026"), *history[1:], answer(), user("y")]
+    talk.send(history)
+    anew = Talk()
+    first = anew.send([*history, answer(), user("z")])
+    assert first.found.match is Match.NEW
+    assert "Mon Nov 30 2026" in sent(first)[1]["content"]
+    assert "Sun Nov 29 2026" not in text(first)
+    second = anew.send([*history, answer(), user("z"), answer(), user("w")])
+    assert is_prefix(first, second)
+
+
+def test_texts_come_back_from_the_store() -> None:
+    talk = Talk()
+    one = talk.send([system(), user("x")])
+    line = next(iter(talk.service.lines))
+    assert line.ledger is not None
+    line.ledger.sent = None
+    two = talk.send([system(), user("x"), answer(), user("y")])
+    assert is_prefix(one, two)
+
+
+def test_texts_that_are_lost_are_done_without() -> None:
+    talk = Talk()
+    talk.send([system(), user("x")])
+    line = next(iter(talk.service.lines))
+    assert line.ledger is not None
+    line.ledger.sent = None
+    cast(Texts, talk.service.store).texts.clear()
+    two = talk.send([system(), user("x"), answer(), user("y")])
+    assert "gave_up" in two.repairs
+    assert "Sun Nov 29 2026" in sent(two)[1]["content"]
+
+
+def test_the_templates_date_is_told() -> None:
+    talk = Talk()
+    engine = cast(FakeEngine, talk.service.engines.all[0])
+    engine.clock_values = (("template_date", "the day %Y"),)
+    engine.clock_arguments = (("date_string", "template_date"),)
+    year = time.strftime("%Y")
+    prepared = talk.send([user("x")])
+    assert f"[[template_date]] = the day {year}" in sent(prepared)[0]["content"]
+    observed = talk.ask([user("x")], mode="observe").request.body
+    assert observed["chat_template_kwargs"] == {"date_string": f"the day {year}"}
+
+
+def test_a_prompt_without_a_user_keeps_its_base() -> None:
+    prepared = Talk().send([system()])
+    assert sent(prepared) == [system()]
+
+
+# --- any history --------------------------------------------------------------------------------------------------
+
+WORD = st.sampled_from(["alpha", "beta", "gamma", "delta", "<system-reminder>note</system-reminder>", "é", ""])
+STEP = st.one_of(
+    st.tuples(st.just("user"), WORD),
+    st.tuples(st.just("tools"), st.integers(1, 2), WORD),
+)
+
+
+def grown(steps: list[Any]) -> list[list[Json]]:
+    """A history after each of its requests."""
+    history: list[Json] = []
+    after = []
+    for i, (what, *how) in enumerate(steps):
+        if what == "user":
+            history = [*history, user(f"{i} {how[0]}")]
+        else:
+            ids = [f"c{i}-{n}" for n in range(how[0])]
+            calls = [c for id_ in ids for c in call(id_=id_)["tool_calls"]]
+            history = [*history, answer("", tool_calls=calls), *(result(f"{i} {how[1]}", id_) for id_ in ids)]
+        after.append(history)
+        history = [*history, answer(f"answer {i}")] if what == "user" else history
+    return after
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, min_size=1, max_size=5), st.data())
+def test_any_history_that_grows_is_append_only_and_loses_nothing(steps: list[Any], data: st.DataObject) -> None:
+    talk = Talk()
+    before = alone_before = None
+    dates = ["Sun Nov 29 2026", "Mon Nov 30 2026"]
+    for history in grown([("user", "start"), *steps]):
+        date = data.draw(st.sampled_from(dates))
+        messages = [system(date), *copy.deepcopy(history)]
+        for message in messages[1:-1]:
+            if message["role"] == "user" and data.draw(st.booleans()):
+                message["content"] = [{"type": "text", "text": message["content"]}]
+        prepared = talk.send(messages)
+        assert before is None or (prepared.found.match is Match.EXTENDS and is_prefix(before, prepared))
+        for fact in (date, *(m["content"] for m in history if isinstance(m["content"], str))):
+            assert orjson.dumps(fact).decode()[1:-1] in text(prepared)
+        again = Talk().ask(sent(prepared))
+        assert sent(again) == sent(prepared)
+        before = prepared
+        alone = Talk(new_service()).ask([system(), *history])
+        assert alone_before is None or is_prefix(alone_before, alone)
+        alone_before = alone
