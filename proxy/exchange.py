@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 import structlog
 
+from llamacpp.client import chunks_of
 from llamacpp.errors import EngineError, EngineUnreachable
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked
@@ -289,7 +290,7 @@ class Exchange:
             if r.is_unseen:
                 await relay.whole(await response.aread())
             else:
-                await relay.events(response.aiter_raw(), slot.runner)
+                await relay.events(chunks_of(response), slot.runner)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
