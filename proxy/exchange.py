@@ -219,7 +219,8 @@ class Exchange:
     async def _carry_out(self, engine: Engine, grant: Grant, want: Want) -> Carried:
         """Runs to its end whatever the client does: a half-done save or restore would leave a slot in doubt."""
         work = carry_out(engine, grant, self.service.lines, want.line.id)
-        carried = await self._to_its_end(work, engine, grant.target)
+        # What is at hand never waits, and needs no task that outlives this one.
+        carried = await (work if grant.place.is_at_hand else self._to_its_end(work, engine, grant.target))
         self.record.placement, self.record.reason = carried.action, grant.place.reason
         self.record.slot, self.record.predicted_cache_n = grant.target.id, carried.predicted_cache_n
         engine.metrics.placement(engine.name, carried.action.value)
