@@ -17,7 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 from proxy import errors
 from proxy.api import write_messages, write_responses
 from proxy.api.read import Door, Told, identity, read
+from proxy.choices import run_choices
 from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
+from proxy.exchange import Exchange
 from proxy.settle import Record
 
 if TYPE_CHECKING:
@@ -154,9 +156,6 @@ class ModelDoor:
         self._service.note_dropped(self._dialect, told.dropped)
         if request.writer is not None:
             out.error_event = request.writer.error
-        from proxy.choices import run_choices
-        from proxy.exchange import Exchange
-
         if request.n_answers > 1:
             work = run_choices(self._service, request, out, record)
         else:
