@@ -205,8 +205,8 @@ class LineBook:
         if line.prompt.chain:
             self._by_tail.add(_key(line.who, line.prompt.chain[-1]), line.id)
         self._by_start.add(_key(line.who, line.first_user), line.id)
-        excess = len(self._lines) - self._max
-        for old in [old for old in self._lines.values() if not old.running][: max(0, excess)]:
+        excess = max(0, len(self._lines) - self._max)
+        for old in list(islice((old for old in self._lines.values() if not old.running), excess)):
             self.forget(old)
             self._forgotten.append(old.id)
 
