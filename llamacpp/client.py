@@ -5,8 +5,9 @@ from __future__ import annotations
 import array
 import ssl
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -28,6 +29,7 @@ KEEP_ALIVE_CONNECTIONS = 8
 """An idle connection holds one of llama-server's HTTP threads (slots + 4 of them, then extra ones made on demand)."""
 
 _JSON = {"content-type": "application/json"}
+_STREAM_TIMEOUT = {"connect": CONNECT_SECONDS, "read": None, "write": None, "pool": None}
 
 
 class LlamaClient:
@@ -40,11 +42,18 @@ class LlamaClient:
 
     def __init__(self, base_url: str, api_key: str | None = None, *, connections: int = 256) -> None:
         self.base_url = base_url.rstrip("/")
-        self._kept = _http(self.base_url, api_key, connections, kept=min(connections, KEEP_ALIVE_CONNECTIONS))
-        self._fresh = _http(self.base_url, api_key, connections, kept=0)
+        self._headers = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "slotkeeper"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        # Transports, not clients: httpx.AsyncClient looks for cookies, redirects and logins, of which llama-server has
+        # none, for 0.1 ms a request.
+        self._kept = _http(self.base_url, connections, kept=min(connections, KEEP_ALIVE_CONNECTIONS))
+        self._fresh = _http(self.base_url, connections, kept=0)
+        self._is_closed = False
 
     async def aclose(self) -> None:
         """Closes every connection, running streams included."""
+        self._is_closed = True
         await self._kept.aclose()
         await self._fresh.aclose()
 
@@ -54,15 +63,21 @@ class LlamaClient:
     async def stream(
         self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """Sends a model request, yields the answer with its headers read and its body not (`aiter_raw`).
+        """Sends a model request, yields the answer with its headers read and its body not (`chunks_of`).
 
         The status is the caller's to check. No read timeout: a prefill may take minutes. Leaving the context before the
         body's end closes the socket at once, which is how llama-server learns that nobody listens.
         Raises EngineUnreachable, also for a break while the caller reads inside the context.
         """
-        request = self._kept.build_request(method, path, content=content, headers={**_JSON, **(headers or {})})
+        request = httpx.Request(
+            method,
+            _url(self.base_url, path),
+            content=content,
+            headers={**self._headers, **_JSON, **(headers or {})},
+            extensions={"timeout": _STREAM_TIMEOUT},
+        )
         try:
-            response = await self._send(request, stream=True)
+            response = await self._send(request, _head)
             try:
                 yield response
             finally:
@@ -81,12 +96,16 @@ class LlamaClient:
         seconds: float | None = None,
     ) -> httpx.Response:
         """One request and its whole answer, whatever its status. `seconds`: read timeout, None for none."""
-        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
-        request = self._kept.build_request(
-            method, path, content=content, params=params, headers=headers, timeout=timeout
+        request = httpx.Request(
+            method,
+            _url(self.base_url, path),
+            content=content,
+            params=params,
+            headers={**self._headers, **(headers or {})},
+            extensions={"timeout": httpx.Timeout(seconds, connect=CONNECT_SECONDS).as_dict()},
         )
         try:
-            return await self._send(request, stream=False)
+            return await self._send(request, _whole)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
@@ -177,7 +196,7 @@ class LlamaClient:
         async with self.stream("POST", "/completion", body) as response:
             if response.status_code != httpx.codes.OK:
                 _check(response.status_code, await response.aread())
-            async for chunk in response.aiter_raw():
+            async for chunk in chunks_of(response):
                 for event in splitter.feed(chunk):
                     timings = _timings_in(event) or timings
         if timings is None:
@@ -186,25 +205,24 @@ class LlamaClient:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    async def _send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
+    async def _send(self, request: httpx.Request, read: _Read) -> httpx.Response:
         """llama-server closes kept connections without a word (after 100 requests, after an error in a stream), so a
         request may meet a closing one: then nothing was answered, and it goes out once more on a connection of its own.
-        When the engine died instead, that one is refused at once."""
-        with self._open():
-            try:
-                return await self._kept.send(request, stream=stream)
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-                return await self._fresh.send(request, stream=stream)
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """A client that was closed meanwhile (its engine ended) fails like one whose engine cannot be reached."""
+        When the engine died instead, that one is refused at once. A client that was closed meanwhile (its engine ended)
+        fails like one whose engine cannot be reached."""
+        if self._is_closed:
+            raise self._given_up()
         try:
-            yield
+            try:
+                return await read(self._kept, request)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                if self._is_closed:
+                    raise
+                return await read(self._fresh, request)
         except RuntimeError as error:
-            if not self._kept.is_closed:
+            if not self._is_closed:
                 raise
-            raise EngineUnreachable(f"llama-server at {self.base_url} was given up meanwhile.") from error
+            raise self._given_up() from error
 
     async def _slot_action(self, slot: int, action: str, body: dict[str, str]) -> dict[str, Any]:
         path = f"/slots/{slot}"
@@ -228,23 +246,48 @@ class LlamaClient:
         response = await self.request(method, path, content=body, headers=headers, seconds=seconds)
         return _checked_json(f"{method} {path}", response)
 
+    def _given_up(self) -> EngineUnreachable:
+        return EngineUnreachable(f"llama-server at {self.base_url} was given up meanwhile.")
+
     def _unreachable(self, error: httpx.TransportError) -> EngineUnreachable:
         why = str(error) or type(error).__name__
         return EngineUnreachable(f"No answer from llama-server at {self.base_url}: {why}. Is it running?")
 
 
-def _http(base_url: str, api_key: str | None, connections: int, *, kept: int) -> httpx.AsyncClient:
-    headers = {"accept-encoding": "identity", "user-agent": "slotkeeper"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
-    return httpx.AsyncClient(
-        base_url=base_url,
-        headers=headers,
+_Read = Callable[[httpx.AsyncHTTPTransport, httpx.Request], Awaitable[httpx.Response]]
+
+
+async def _head(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+    return await transport.handle_async_request(request)
+
+
+async def _whole(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+    response = await transport.handle_async_request(request)
+    try:
+        await response.aread()
+    finally:
+        await response.aclose()
+    return response
+
+
+def chunks_of(response: httpx.Response) -> AsyncIterable[bytes]:
+    """The body of an answer of `LlamaClient.stream`, as it arrives, once; `aiter_raw` is another layer."""
+    if not isinstance(response.stream, httpx.AsyncByteStream):  # pragma: no cover (httpx's types allow it)
+        raise TypeError("this answer came from no asynchronous transport")
+    return response.stream
+
+
+@lru_cache(maxsize=256)
+def _url(base_url: str, path: str) -> httpx.URL:
+    """Parsing one takes longer than all else that a request is built of."""
+    return httpx.URL(f"{base_url}/{path.lstrip('/')}")
+
+
+def _http(base_url: str, connections: int, *, kept: int) -> httpx.AsyncHTTPTransport:
+    return httpx.AsyncHTTPTransport(
         trust_env=False,
-        follow_redirects=False,
         # The system's certificates; loading any costs start-up time and memory that plain HTTP does not need.
         verify=ssl.create_default_context() if base_url.startswith("https:") else False,
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
         limits=httpx.Limits(
             max_connections=connections, max_keepalive_connections=kept, keepalive_expiry=KEEP_ALIVE_SECONDS
         ),

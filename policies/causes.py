@@ -21,6 +21,9 @@ class Cause(StrEnum):
     BASE_CHANGED = "base_changed"
     TOOLS_CHANGED = "tools_changed"
     HISTORY_EDITED = "history_edited"
+    REASONING_DROPPED = "reasoning_dropped"
+    TEMPLATE_REWRITE = "template_rewrite"
+    TEMPLATE_CLOCK = "template_clock"
     EVICTED = "evicted"
     ENGINE_RESTART = "engine_restart"
     CANCELLED = "cancelled"
@@ -50,6 +53,12 @@ class Turn:
     restored: bool = False
     can_rewind: bool = True
     has_media: bool = False
+    dropped_reasoning: bool = False
+    """The client's history differs in nothing but reasoning that it no longer sends."""
+    rewrites_reasoning: bool = False
+    """The template leaves out reasoning of earlier turns that the client does send."""
+    clock_ticked: bool = False
+    """The template prints the date, and it is another than at the line's last prompt."""
     fresh: bool = False
 
 
@@ -79,12 +88,18 @@ def _cause(turn: Turn) -> Cause:
         return Cause.BASE_CHANGED if turn.same_tools else Cause.TOOLS_CHANGED
     if turn.match is Match.EDITED and turn.lost is not None and turn.cache_n < ESTIMATE * turn.shared:
         return turn.lost
+    if turn.match is Match.EDITED and turn.dropped_reasoning:
+        return Cause.REASONING_DROPPED
     if turn.match is Match.EDITED:
         return Cause.CHECKPOINT_MISSING if fell_short and not turn.can_rewind else Cause.HISTORY_EDITED
     if turn.match is Match.NEW:
         return Cause.NEW_LINE
     if turn.lost is not None:
         return turn.lost
+    if turn.clock_ticked:
+        return Cause.TEMPLATE_CLOCK
+    if turn.rewrites_reasoning:
+        return Cause.TEMPLATE_REWRITE
     if turn.has_media:
         return Cause.IMAGE
     return Cause.UNKNOWN if turn.can_rewind else Cause.CHECKPOINT_MISSING

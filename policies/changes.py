@@ -94,9 +94,8 @@ PRUNED_BELOW = 120
 
 def kind_of(change: Change) -> Kind:
     """What changed, as far as its shape shows it. A value in the base is named before the reason for its change."""
-    if change.old is not None and change.new is not None and change.is_in_one_text and change.old.section == "system":
-        if found := value_kind(change.old.text, change.new.text, change.at):
-            return found
+    if (value := _base_value(change)) is not None:
+        return value
     if _is_compaction(change):
         return Kind.COMPACTION
     for group in (change.old, change.new):
@@ -109,6 +108,12 @@ def kind_of(change: Change) -> Kind:
     if not change.is_in_one_text:
         return Kind.EDITED
     return _spelling(change.old, change.new) or value_kind(change.old.text, change.new.text, change.at) or Kind.EDITED
+
+
+def _base_value(change: Change) -> Kind | None:
+    if change.old is None or change.new is None or change.old.section != "system" or not change.is_in_one_text:
+        return None
+    return value_kind(change.old.text, change.new.text, change.at)
 
 
 def _spelling(old: Group, new: Group) -> Kind | None:

@@ -69,9 +69,7 @@ def lay_out(
     system = list(_system_texts(leading))
     described = list(_descriptions(tools))
     joined = [_BETWEEN.join(described)] if described and not any("\0" in text for text in described) else []
-    texts, values = take_out(
-        [*system, *joined], len(system), rules, learned, lambda: json.dumps([*leading, tools], default=str)
-    )
+    texts, values = take_out([*system, *joined], len(system), rules, learned, lambda: repr([*leading, tools]))
     if not values:
         return Laid(tuple(leading), tools, (), ())
     system_texts = iter(texts)

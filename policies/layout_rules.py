@@ -38,19 +38,21 @@ _MOMENT = (
 )
 _GAP = (
     r"(?:[\s:=*_`\"'\u2019>(\[\u2014\u2013\uff1a,#|/&-]|\([a-z/ _-]{1,30}\)"
-    r"|\b(?:is|it|the|and|date|time|datetime|day|today|now|currently|local|utc|iso|in|at|on)\b|\u662f){1,14}"
+    r"|\b(?:is|it|the|and|date|time|datetime|day|today|now|currently|local|utc|iso"
+    r"(?: 8601)?|format|in|at|on)\b|\u662f){1,14}"
 )
 _NOW = (
     r"(?:\b(?:today|now)(?:['\u2019]?s)?\b|\b(?:it is|it['\u2019]s) (?:now|currently)\b"
     r"|\b(?:current|present|local|system|session|user(?:['\u2019]s)?|conversation)[ _-]?(?:local |system )?"
     r"(?:date|day|time|datetime|timestamp|started|start)"
-    r"|(?:^|[.!?;,] |\| ?)[\s>*_#`\"{<-]{0,6}(?:\d{1,2}[.)] )?"
+    r"|(?:^|[.!?;,] |\| ?)[\s>*_#`\"{<-]{0,6}(?:\d{1,2}[.)] )?(?:the )?"
     r"(?:date|time|datetime|date ?[/_&] ?time|date and time|timestamp|now|as of|it is)\b"
     r"|\u4eca\u5929|\u4eca\u65e5|\u5f53\u524d|\u73b0\u5728)"
 )
+_TODAY = r"\b(?:today(?:['\u2019]?s)?|current[ _](?:local )?(?:date|day|time|datetime))\b"
 _PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\s`\"'<>|]{0,190}[^\s`\"'<>|.,;:!?)\]\\/])?)"
 _LONG_PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\n`\"'<>|:]{0,190}[^\s`\"'<>|.,;:)\]\\/])?)"
-_TO_PATH = r"(?:\*\*|`)?(?: is:?|:| ?=|\">|>)[\s*`\"'(]{0,4}"
+_TO_PATH = r"(?:\*\*|[`\"'])?(?: is:?|:| ?=|\">|>)[\s*`\"'(]{0,4}"
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ID = (
     rf"(?:[a-z]{{2,12}}[_-])?(?:{_UUID}|[0-9a-f]{{12,64}}|[0-9A-HJKMNP-TV-Z]{{26}}"
@@ -68,7 +70,8 @@ _GIT_LINE = (
     r"[-*#> \t]{0,6}(?:\*\*)?(?:current |main |default |base |git |remote |local |working tree )?"
     r"(?:branch|status|upstream|ahead|behind|remote|user|head|stash|changes|staged|unstaged|untracked|modified)"
     r"(?: files| changes)?(?:\*\*)?(?: \([^)\n]{1,80}\))?:[^\n]{0,200}"
-    r"|[^\n:]{0,40}\bcommits?(?: \([^)\n]{1,40}\))?:"
+    r"|[^\n:]{0,40}\bcommits?(?: \([^)\n]{1,40}\))?:(?: `?[0-9a-f]{7,40} [^\n]{1,200})?"
+    r"|## (?:[\w./-]{1,100}\.\.\.|HEAD )[^\n]{1,120}"
     r"|(?:[-*] )?[0-9a-f]{7,40} [^\n]{0,200}"
     r"|(?:[-*] `)?[ MADRCUT?!]{1,2} [^\n]{1,200}"
     r"|\(clean\)|clean|```|nothing to commit[^\n]{0,80}|working tree clean|\.\.\. ?\(?truncated[^\n]{0,80}"
@@ -134,7 +137,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "root",
-        "both",
+        "system",
         rf"\b(?:git )?(?:repo|repository|worktree|git) root(?: (?:folder|directory|dir|path))?{_TO_PATH}({_PATH})",
         "path",
         "* Git repository root: /home/dev/repo",
@@ -172,14 +175,17 @@ RULES: tuple[Rule, ...] = (
         ("structure of the current working",),
         block=True,
     ),
-    Rule("now", "both", rf"{_NOW}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", _TIMES, _WHEN),
-    Rule("date", "both", rf"{_NOW}{_GAP}({_DATE})", "move", "Today's date: Sun Nov 29 2026", _DATES, _WHEN),
-    Rule("time", "both", rf"{_NOW}{_GAP}({_CLOCK})", "clock", "Time: 10:00:00.", _TIMES, _WHEN),
+    Rule("now", "system", rf"{_NOW}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", _TIMES, _WHEN),
+    Rule("date", "system", rf"{_NOW}{_GAP}({_DATE})", "move", "Today's date: Sun Nov 29 2026", _DATES, _WHEN),
+    Rule("time", "system", rf"{_NOW}{_GAP}({_CLOCK})", "clock", "Time: 10:00:00.", _TIMES, _WHEN),
+    # Tools' descriptions are full of examples ("date: 2026-01-01"): only a cue that leaves no doubt counts there.
+    Rule("now", "tools", rf"{_TODAY}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29 10:00", _TIMES, _WHEN),
+    Rule("date", "tools", rf"{_TODAY}{_GAP}({_DATE})", "move", "Today's date is 2026-11-29.", _DATES, _WHEN),
     # A label with nothing but a weekday and a date behind it (Hermes: "Conversation started: ...").
     Rule(
         "now",
         "system",
-        rf"{_LABEL}[a-z][a-z \t]{{1,40}}: ({_DAY},? {_DATE}(?:,? (?:at )?{_CLOCK}))$",
+        rf"{_LABEL}(?:[a-z][a-z \t]{{1,40}}: )?({_DAY},? {_DATE}(?:,? (?:at )?{_CLOCK}))$",
         "clock",
         "Session opened: Sunday, November 29, 2026 10:00 AM",
         _TIMES,
@@ -187,7 +193,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "date",
         "system",
-        rf"{_LABEL}[a-z][a-z \t]{{1,40}}: ({_DAY},? {_DATE})$",
+        rf"{_LABEL}(?:[a-z][a-z \t]{{1,40}}: )?({_DAY},? {_DATE})$",
         "move",
         "Session opened: Sunday, November 29, 2026",
         _DATES,
@@ -196,7 +202,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "date",
         "both",
-        r"\btoday['\u2019]s date(?: is|:) ?(?!\[)((?=[^\n(<]{0,60}\d{4})[^\n(<]{6,60}?)(?=\.?(?: \(|$)|\. )",
+        r"\btoday['\u2019]s date(?: is|:) ?(?!\[)((?=[^\n(<]{0,60}\d{4})[^\n(<]{6,60}?)(?=\.?(?: \(|$)|\. "
+        r"(?!\w+ \d{4}))",
         "move",
         "Today's date is samedi 29 novembre 2026 (formatted according to the user's locale).",
         ("s date",),
@@ -220,8 +227,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "unix_time",
-        "both",
-        r"\b(?:timestamp|unix[ _]?time|epoch|now|current[ _]time)\b[\s:=\"'(]{1,4}"
+        "system",
+        r"\b(?:timestamp|unix[ _]?time|epoch(?:[ _]"
+        r"(?:ms|seconds|milliseconds|time))?|now|current[ _]time)\b[\s:=\"'(]{1,4}"
         r"(?:is )?(1[5-9]\d{8}(?:\d{3}|\.\d{1,9})?)\b",
         "clock",
         "timestamp: 1764410400",
@@ -259,8 +267,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "root",
-        "both",
-        r"\b(?:(?:workspace|project|git|repo|repository|worktree)(?: root)?(?: (?:folder|directory|dir|path))?"
+        "system",
+        r"\b(?:(?:workspace|project|repo|repository|worktree)(?: root)?(?: (?:folder|directory|dir|path))?"
         rf"|root(?: (?:folder|directory))?){_TO_PATH}({_PATH})",
         "path",
         "Workspace root folder: /home/dev/repo",
@@ -278,7 +286,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "home",
-        "both",
+        "system",
         rf"\bhome(?: directory| dir)?{_TO_PATH}({_PATH})",
         "path",
         "Home Directory: /home/dev",
@@ -287,7 +295,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "dir",
-        "both",
+        "system",
         r"\b(?:temp(?:orary)?|scratch(?:pad)?|session|state|memory|cache|log)s? (?:directory|folder|dir|path)"
         rf"{_TO_PATH}({_PATH})",
         "path",
@@ -297,7 +305,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "dir",
-        "both",
+        "system",
         rf"{_LABEL}[^\n:<]{{0,40}}\b(?:directory|folder|workspace|worktree): ({_LONG_PATH})$",
         "path",
         "User data directory: /home/dev",
@@ -315,7 +323,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "pid",
-        "both",
+        "system",
         r"\b(?:pid|process[ _]id)s?\b[\s:=#]{1,3}(?:is )?(\d{1,8})\b",
         "move",
         "PID 20718 (gptme) up 3s",
@@ -323,17 +331,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "uptime",
-        "both",
+        "system",
         r"\b(?:up|uptime|running for|elapsed)\b(?: time)?[\s:=]{1,3}"
-        r"(\d{1,6}(?:\.\d{1,3})? ?(?:s|m|h|d|ms|secs?|mins?|hours?|days?|seconds?|minutes?)\b"
-        r"(?:,? ?\d{1,4}(?:\.\d{1,3})? ?(?:s|m|h|secs?|mins?|hours?|seconds?|minutes?)\b){0,3}|\d{1,3}:\d\d(?::\d\d)?)",
+        r"(\d{1,6}(?:\.\d{1,3})? ?(?:ms|s|m|h|d|secs?|mins?|hours?|days?|seconds?|minutes?)(?![a-z])"
+        r"(?:,? ?\d{1,4}(?:\.\d{1,3})? ?(?:s|m|h|secs?|mins?|hours?|seconds?|minutes?)(?![a-z])){0,3}"
+        r"(?:,? \d{1,2}:\d\d)?"
+        r"|\d{1,3}:\d\d(?::\d\d)?)",
         "clock",
         "PID 20718 up 3s mem=2MB",
         ("up 0", "up: 0", 'up"0', "uptime", "running for", "elapsed"),
     ),
     Rule(
         "memory",
-        "both",
+        "system",
         r"\b(?:mem|memory|rss|v?ram|disk)(?: (?:usage|used|free|available|space))?[:=] ?"
         r"(\d[\d.,]{0,12} ?[kmgt]i?b?\b(?: ?/ ?\d[\d.,]{0,12} ?[kmgt]i?b?\b)?)",
         "move",
@@ -344,7 +354,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "usage",
         "system",
-        r"\[(\d{1,3}(?:\.\d+)?%(?: (?:[-\u2014\u2013]|--) [^\]\n]{1,60})?)\]",
+        r"(\[\d{1,3}(?:\.\d+)?%(?: (?:[-\u2014\u2013]|--) [^\]\n]{1,60})?\])",
         "move",
         "MEMORY (your personal notes) [72% — 1,584/2,200 chars]",
         ('"0',),
@@ -353,25 +363,27 @@ RULES: tuple[Rule, ...] = (
         "usage",
         "system",
         r"\b(?:usage|used|remaining|left|context(?: window)?|budget|capacity|battery|load"
-        r"|(?:current|session|total) (?:cost|turn|step|iteration|tokens?)|tokens)"
+        r"|(?:(?:current|session|total) )?(?:cost|turn|iteration|tokens?))"
         r"(?:\*\*)?[:=](?:\*\*)? ?(\$?\d[\d.,]{0,15}[km]?%?(?: ?(?:/|of) ?\d[\d.,]{0,15}[km]?)?"
         r"(?: (?:tokens|chars|characters)\b)?(?: \(\d[\d.]{0,5}%[^)\n]{0,20}\))?)(?![\w%])",
         "move",
         "Context usage: 12,345 / 65,536 tokens (19%)",
         (": 0", '"0', '" 0', ":0", ": $0"),
+        ("us", "remaining", "left", "context", "budget", "token", "capacity", "battery", "load", "cost", "turn", "ste"),
     ),
     Rule(
         "usage",
         "system",
-        r"(?<![\w.])(\d{1,3}(?:\.\d{1,2})? ?%)"
-        r"(?= (?:used|full|remaining|left|of (?:the |your )?(?:context|memory|window|budget|limit)))",
+        r"(?<![\w.])(\d{1,3}(?:\.\d{1,2})? ?%"
+        r"(?= (?:used|full|remaining|left|of (?:the |your )?(?:context|memory|window|budget|limit)))"
+        r"|\d[\d,]{2,12}(?= (?:tokens |chars )?(?:remaining|left)\b))",
         "move",
         "Memory is 72% full",
-        ("0%", "0 %"),
+        ("0%", "0 %", "0 remaining", "0 left", "0 tokens", "0 chars"),
     ),
     Rule(
         "id",
-        "both",
+        "system",
         r"\b(?:session|conversation|request|thread|trace|run|chat|instance|agent|correlation|turn|message|task|window"
         r"|container|machine|host|prompt|cache|nonce|user)[ _-]?(?:uu|gu)?id(?:entifier)?\b"
         rf"[\s:=*`\"'>]{{1,6}}(?:is )?[`\"']?({_ID})(?![\w-])",
@@ -381,7 +393,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "id",
-        "both",
+        "system",
         rf"\b(?:nonce|salt|canary|cache[ _-]?bust(?:er)?|session|uuid)\b[:=][\s*`\"']{{0,3}}({_ID})(?![\w-])",
         "move",
         "Nonce: 0123456789abcdef",

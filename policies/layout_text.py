@@ -14,6 +14,11 @@ from policies.layout_check import MAX_BLOCK, MAX_LINE, MAX_VALUE, Action, Rule, 
 
 MIN_PATH = 4
 """Characters of the shortest path that is replaced wherever it stands; "/" or "C:" alone would hit too much."""
+MIN_SHARED = 8
+"""Characters from which on equal values share a placeholder; shorter ones ("2MB", "yes") may be equal by chance, and
+then the base would depend on it."""
+_EVERYWHERE = frozenset("/tmp /var /var/tmp /usr /etc /opt /mnt /home /root /dev /bin /src /Users C:\\Windows".split())
+"""Paths that stand in static texts, too: only replaced where a rule finds them."""
 MAX_PASSES = 4
 """Times that the rules are applied; the second one finds nothing, as a rule."""
 _LITERAL = re.compile(r"\[\[[^\[\]\n]{1,60}\]\]")
@@ -215,7 +220,7 @@ def _other_places(texts: Sequence[str], spans: Sequence[Span], taken: Sequence[l
     names: dict[str, str] = {}
     for span in sorted(spans, key=lambda span: (span.text, span.start)):
         value = texts[span.text][span.start : span.end]
-        if span.action == "path" and len(value) >= MIN_PATH:
+        if span.action == "path" and len(value) >= MIN_PATH and value not in _EVERYWHERE:
             names.setdefault(value, span.name)
     found: list[Span] = []
     for value in sorted(names, key=len, reverse=True):
@@ -238,16 +243,13 @@ def _is_path_at(text: str, start: int, end: int) -> bool:
 
 
 class _Values:
-    """The values found so far by (rule name, text), and which placeholders are free."""
+    """The values found so far, and which placeholders are free."""
 
     def __init__(self, literal: Callable[[], str]) -> None:
+        self.found: list[Value] = []
         self._by_text: dict[tuple[str, str], Value] = {}
         self._used: set[str] = set()
         self._literal = literal
-
-    @property
-    def found(self) -> list[Value]:
-        return list(self._by_text.values())
 
     def reserve(self, texts: Iterable[str]) -> None:
         """Take no name that stands in `texts`; at the first call none of the whole base, either."""
@@ -255,15 +257,21 @@ class _Values:
         self._used.update(literal for text in (*texts, *more) for literal in _LITERAL.findall(text))
 
     def get(self, span: Span, text: str) -> Value:
-        known = self._by_text.get((span.name, text))
+        shared = span.action == "path" or len(text) >= MIN_SHARED
+        known = self._by_text.get((span.name, text)) if shared else None
         if known is None:
-            name, number = span.name, 1
-            while placeholder(name) in self._used:
-                number += 1
-                name = f"{span.name}_{number}"
-            self._used.add(placeholder(name))
-            known = self._by_text[span.name, text] = Value(name, text, span.action)
+            known = Value(self._free(span.name), text, span.action)
+            self.found.append(known)
+            self._by_text.setdefault((span.name, text), known)
         return known
+
+    def _free(self, name: str) -> str:
+        numbered, number = name, 1
+        while placeholder(numbered) in self._used:
+            number += 1
+            numbered = f"{name}_{number}"
+        self._used.add(placeholder(numbered))
+        return numbered
 
 
 def _replace(texts: Sequence[str], spans: Sequence[Span], values: _Values) -> list[str]:

@@ -175,6 +175,12 @@ class Place:
     erase_first: bool = False
     evictions: tuple[Eviction, ...] = ()
 
+    @property
+    def is_at_hand(self) -> bool:
+        """The prompt can be sent at once: nothing has to be saved, loaded or emptied before."""
+        moves_files = self.save_first or self.action in (Action.FORK, Action.RESTORE)
+        return not (moves_files or self.erase_first or self.evictions)
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:

@@ -124,7 +124,8 @@ async def _load_lines(store: Store, lines: LineBook) -> None:
 def _mount(app: FastAPI, service: Service) -> None:
     """Routes, the most used first; the guard around all of them."""
     through, ops = Passthrough(service), Ops(service)
-    routes = [Route(path, ModelDoor(service, door, path), methods=["POST"]) for path, door in MODEL_DOORS.items()]  # type: ignore[arg-type]
+    doors = {path: ModelDoor(service, door, path) for path, door in MODEL_DOORS.items()}  # type: ignore[arg-type]
+    routes = [Route(path, door, methods=["POST"]) for path, door in doors.items()]
     counting = Counting(service)
     routes += [Route(path, counting, methods=["POST"]) for path in COUNT_DOORS]
     routes += [
@@ -145,7 +146,7 @@ def _mount(app: FastAPI, service: Service) -> None:
         Route("/{path:path}", through.unknown, methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
     )
     app.router.routes[:] = routes
-    app.add_middleware(Guard, service=service)
+    app.middleware_stack = Guard(app.build_middleware_stack(), service, doors)
     app.state.service, app.state.control = service, control_app(service)
 
 

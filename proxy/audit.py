@@ -14,7 +14,7 @@ from policies.flatten import Piece, common, flatten
 from policies.types import digest
 from proxy.api.read import identity
 from proxy.audit_parts import Steadiness, shape_of
-from proxy.recorded import Json, Recorded
+from proxy.recorded import Dialect, Json, Recorded, echoed
 
 CHARACTERS_PER_TOKEN = 3.8
 """Without a vocabulary (agents.md: measured over fourteen agents)."""
@@ -62,9 +62,11 @@ class Tokens:
 
 @dataclass(slots=True)
 class Prompt:
-    """One earlier prompt. `group`: its agent and kind; `conversation`: a name for it."""
+    """One earlier prompt. `text`: what a cache would hold, the answer behind it included; the prompt are its first `n`
+    characters. `group`: its agent and kind; `conversation`: a name for it."""
 
     text: str
+    n: int
     body: Json
     group: str
     conversation: str
@@ -168,7 +170,8 @@ class Audit:
         self._conversations[conversation] = self._conversations.get(conversation, 0) + 1
         self._was.prompt += self._tokens.within(pieces, len(text))
         self._was.cached += self._tokens.within(pieces, shared)
-        prompt = Prompt(text, request.body, group, conversation, request.number)
+        held = text + _answer(request, request.body, request.dialect)
+        prompt = Prompt(held, len(text), request.body, group, conversation, request.number)
         if before is None or before.group != group:  # a title that shares a word more is not what it departs from
             before = self._newest.get(group)
         if before is not None:
@@ -184,8 +187,8 @@ class Audit:
 
     def _compare(self, before: Prompt, now: Prompt, agent: str, n_base: int) -> None:
         """Where a prompt departs from the one of its kind that it shares the most with."""
-        shared = common(before.text, now.text)
-        if shared == len(before.text) or shared == len(now.text):
+        shared = common(before.text, now.text[: now.n])
+        if shared >= before.n or shared == now.n:
             return
         if shared >= n_base and before.conversation != now.conversation:
             return  # another conversation on the same base
@@ -195,7 +198,7 @@ class Audit:
         key = (now.group, found.section, found.kind, found.path, found.at if found.section != "messages" else None)
         place = self._places.setdefault(key, Place(found, agent))
         place.numbers.append(now.number)
-        pieces, held = flatten(before.body), min(len(before.text), len(now.text))
+        pieces, held = flatten(before.body), min(before.n, now.n)
         place.lost += max(0.0, self._tokens.within(pieces, held) - self._tokens.within(pieces, shared))
 
     def _repair(self, request: Recorded) -> None:
@@ -210,7 +213,8 @@ class Audit:
         _, shared = self._repaired.nearest(text)
         self._will.prompt += self._tokens.within(pieces, len(text))
         self._will.cached += self._tokens.within(pieces, shared)
-        self._repaired.add(Prompt(text, {}, "", "", request.number))
+        held = text + _answer(request, body, "chat")
+        self._repaired.add(Prompt(held, len(text), {}, "", "", request.number))
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
@@ -228,6 +232,16 @@ class Audit:
             "divergences": [_place_json(place) for place in places[:MOST_LISTED]],
             "parts": [{"group": name} | group.to_json() for name, group in self._groups.items()][:MOST_LISTED],
         }
+
+
+def _answer(request: Recorded, body: Json, dialect: Dialect) -> str:
+    """The recorded answer as it would follow the prompt of a body; "" where none was recorded."""
+    name = "input" if isinstance(body.get("input"), list) else "messages"
+    if request.reply is None or not isinstance(body.get(name), list):
+        return ""
+    leading = {"role": "user"}  # so that nothing of the answer is taken for a system text
+    pieces = flatten({name: [leading, *echoed(dialect, request.reply)]})
+    return "".join(piece.text for piece in pieces)
 
 
 def _conversation(request: Recorded, group: str, pieces: Sequence[Piece]) -> str:

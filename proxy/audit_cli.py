@@ -15,6 +15,7 @@ from rich.text import Text
 from llamacpp.gguf import read_header
 from llamacpp.tokens import gguf_encoding, native_tokenizer
 from proxy.audit import CHARACTERS_PER_TOKEN, Audit, Encode
+from proxy.audit_repair import Repair
 from proxy.errors import UsageError
 from proxy.recorded import Recorded, Trace
 from proxy.shown import clean, plain, print_json
@@ -34,9 +35,10 @@ def audit(
     """Tell what recorded requests cost: bases, divergences and their causes, and the hit rate that repair gives."""
     encode = _encoding(vocab)
     found = Trace(trace)
-    done = Audit(encode)
-    for request in _with_progress(found):
-        done.add(request)
+    with Repair() as repair:
+        done = Audit(encode, repair.sent)
+        for request in _with_progress(found):
+            done.add(request)
     report = {
         "file": str(trace),
         "counted": str(vocab) if vocab else f"characters / {CHARACTERS_PER_TOKEN}",

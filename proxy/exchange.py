@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from llamacpp.client import chunks_of
 from llamacpp.errors import EngineUnreachable
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked
@@ -26,7 +27,7 @@ from proxy.prepare import keep, prepare
 from proxy.relay import Out, Relay
 from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
-from proxy.settle import Clock, Record, after_answer, fill
+from proxy.settle import Clock, Record, after_answer, fill, signs_of
 from proxy.slots import Grant, NeedsTokens, Slot, Want
 from proxy.store_types import Snapshot
 
@@ -191,7 +192,8 @@ class Exchange:
     async def _carry_out(self, engine: Engine, grant: Grant, want: Want) -> Carried:
         """Runs to its end whatever the client does: a half-done save or restore would leave a slot in doubt."""
         work = carry_out(engine, grant, self.service.lines, want.line.id)
-        carried = await self._to_its_end(work, engine, grant.target)
+        # What is at hand never waits, and needs no task that outlives this one.
+        carried = await (work if grant.place.is_at_hand else self._to_its_end(work, engine, grant.target))
         self.record.placement, self.record.reason = carried.action, grant.place.reason
         self.record.slot, self.record.predicted_cache_n = grant.target.id, carried.predicted_cache_n
         engine.metrics.placement(engine.name, carried.action.value)
@@ -267,7 +269,7 @@ class Exchange:
             if r.is_unseen:
                 await relay.whole(await response.aread())
             else:
-                await relay.events(response.aiter_raw(), slot.runner)
+                await relay.events(chunks_of(response), slot.runner)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -290,7 +292,9 @@ class Exchange:
         if was_empty:
             line.lost = Cause.ENGINE_RESTART
         done = timings if self._base is None else timings.after(self._base)
-        verdict = after_answer(engine, slot, line, found, self.record, done, stem=found.line)
+        before = self.service.explainer.body_of(found.line) if found.match is Match.EDITED else None
+        signs = signs_of(engine, found, r.body, before)
+        verdict = after_answer(engine, line, found, self.record, done, signs)
         body = orjson.dumps(r.body) if r.door == "chat" else None
         self.service.explainer.settled(engine, want, found, self.record, body)
         slot.body, slot.base = body, r.prompt.base

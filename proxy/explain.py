@@ -72,9 +72,10 @@ class _Side:
 class Explainer:
     """Compares prompts that do not simply extend their line with what the line held."""
 
-    def __init__(self, tasks: Tasks, changed: Callable[[Record], None]) -> None:
-        """`changed` is called when a record has got its divergence, perhaps after its request ended."""
-        self._tasks, self._changed = tasks, changed
+    def __init__(self, tasks: Tasks, line: Callable[[str], Line | None], changed: Callable[[Record], None]) -> None:
+        """`line`: the line of an id while it is remembered. `changed` is called when a record has got its divergence,
+        perhaps after its request ended."""
+        self._tasks, self._line, self._changed = tasks, line, changed
         self._found: OrderedDict[str, Explained] = OrderedDict()
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
         self._n_bytes = 0
@@ -82,6 +83,10 @@ class Explainer:
     def get(self, request: str) -> Explained | None:
         """What is known of a request's divergence, texts included."""
         return self._found.get(request)
+
+    def body_of(self, line: Line | None) -> bytes | None:
+        """The newest chat body of a line, if it is still kept."""
+        return self._bodies.get(line.id) if line is not None else None
 
     def settled(self, engine: Engine, want: Want, found: Found, record: Record, body: bytes | None) -> None:
         """A prompt was processed. Call before the slot is told what it holds now, and before the ledger advances.
@@ -99,12 +104,27 @@ class Explainer:
         new = _Side(want.line, body, want.tokens, want.line.prompt.base)
         self._tasks.spawn(self._explain(engine, record, old, new), "explain")
 
+    def diverged(self, line: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Where a chat body, not yet sent, departs from the newest prompt of a line, without text; None when nowhere,
+        or when that prompt is not known any more. For a refusal: parses and compares at once."""
+        before = self._bodies.get(line)
+        try:
+            found, agent = _compared(before, orjson.dumps(body)) if before is not None else (None, "")
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return _where(found, agent) if found is not None else None
+
     def _keep(self, line: str, body: bytes) -> None:
-        self._n_bytes += len(body) - len(self._bodies.pop(line, b""))
-        self._bodies[line] = body
-        while self._n_bytes > MOST_BODY_BYTES:
-            _, dropped = self._bodies.popitem(last=False)
-            self._n_bytes -= len(dropped)
+        """The newest body of a line. Lines and bodies age in the same order: those of forgotten lines are first."""
+        self._drop(line)
+        self._bodies[line], self._n_bytes = body, self._n_bytes + len(body)
+        while (oldest := next(iter(self._bodies))) != line and (
+            self._n_bytes > MOST_BODY_BYTES or self._line(oldest) is None
+        ):
+            self._drop(oldest)
+
+    def _drop(self, line: str) -> None:
+        self._n_bytes -= len(self._bodies.pop(line, b""))
 
     async def _explain(self, engine: Engine, record: Record, old: _Side, new: _Side) -> None:
         try:
@@ -167,7 +187,11 @@ async def _rendered(engine: Engine, side: _Side) -> bytes | None:
 
 def positions(explained: Explained, record: Record) -> dict[str, Any]:
     """Where it diverged and what that cost, without text: names of a closed set, counts, hashes."""
-    d = explained.divergence
+    where = _where(explained.divergence, explained.agent)
+    return {**where, "token": explained.token, "reusable": record.reprocessed}
+
+
+def _where(d: Divergence, agent: str) -> dict[str, Any]:
     return {
         "section": d.section,
         "message": d.message,
@@ -175,16 +199,14 @@ def positions(explained: Explained, record: Record) -> dict[str, Any]:
         "path": d.path,
         "character": d.at,
         "flat_character": d.flat,
-        "token": explained.token,
         "kind": d.kind.value,
         "old_hash": digest(d.old.encode("utf-8", "surrogatepass")).hex()[:16],
         "new_hash": digest(d.new.encode("utf-8", "surrogatepass")).hex()[:16],
-        "reusable": record.reprocessed,
-        "advice": advice(d.kind, explained.agent),
+        "advice": advice(d.kind, agent),
     }
 
 
-def texts(explained: Explained) -> dict[str, str]:
+def texts_of(explained: Explained) -> dict[str, str]:
     """The text before the divergence, and the old and the new one behind it."""
     d = explained.divergence
     return {"shared": d.shared, "old": d.old, "new": d.new}
@@ -209,7 +231,7 @@ class ExplainDesk:
         shown = record.to_json() | {"advice": advices(record), "texts": None, "tokens": None}
         explained = self._explainer.get(record.id)
         if explained is not None:
-            shown |= {"texts": texts(explained), "tokens": await self._window(explained)}
+            shown |= {"texts": texts_of(explained), "tokens": await self._window(explained)}
         return shown
 
     async def _window(self, explained: Explained) -> dict[str, str] | None:

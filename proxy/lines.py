@@ -53,6 +53,8 @@ class Line:
     lost: Cause | None = None
     kind: str = "main"
     n_requests: int = 0
+    day: str = ""
+    """When its newest prompt was processed."""
     n_before: int = 0
     """Entries that its prompt before the newest one had."""
     running: int = 0
@@ -79,6 +81,7 @@ class Line:
                 "first_user": self.first_user.hex(),
                 "kind": self.kind,
                 "n_before": self.n_before,
+                "day": self.day,
                 "tokens_per_byte": self.estimator.ratio,
                 "ledger": self.ledger.to_extra() if self.ledger is not None else None,
             },
@@ -98,6 +101,7 @@ class Line:
             line = cls(
                 record.line, who, prompt, bytes.fromhex(extra["first_user"]), record.n_tokens, kind=extra["kind"]
             )
+            line.day = str(extra.get("day", ""))
             line.n_before = int(extra.get("n_before", len(record.chain)))
             line.estimator, line.lost = Estimator(float(ratio)), Cause.ENGINE_RESTART
             if (ledger := extra.get("ledger")) is not None:
@@ -114,6 +118,11 @@ class Line:
     def tokens_of(self, n_bytes: int) -> int:
         """Tokens that so many bytes of messages seldom exceed, the template's own around them included."""
         return self.estimator.at_most(n_bytes) + TEMPLATE_TOKENS
+
+
+def today() -> str:
+    """The date as templates print it, by their local clock."""
+    return time.strftime("%Y-%m-%d")
 
 
 def new_line(who: Identity, prompt: Prompt, first_user: bytes, kind: str) -> Line:
@@ -229,6 +238,7 @@ class LineBook:
         line.n_before = min(known, shared_entries(line.prompt.chain, prompt.chain)) if line.n_requests else 0
         line.prompt, line.n_tokens, line.lost = prompt, n_tokens, None
         line.n_requests += 1
+        line.day = today()
         self.keep(line)
 
     def keep(self, line: Line) -> None:
@@ -238,8 +248,8 @@ class LineBook:
         if line.prompt.chain:
             self._by_tail.add(_key(line.who, line.prompt.chain[-1]), line.id)
         self._by_start.add(_key(line.who, line.first_user), line.id)
-        excess = len(self._lines) - self._max
-        for old in [old for old in self._lines.values() if not old.running][: max(0, excess)]:
+        excess = max(0, len(self._lines) - self._max)
+        for old in list(islice((old for old in self._lines.values() if not old.running), excess)):
             self.forget(old)
             self._forgotten.append(old.id)
 

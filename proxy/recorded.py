@@ -151,6 +151,30 @@ def _reply(resp: Any) -> Json | None:
     return message
 
 
+def echoed(dialect: Dialect, reply: Json) -> list[Json]:
+    """An assistant message as a client of a dialect that changes nothing would send it back: messages, or items."""
+    text, reasoning = reply["content"], reply.get("reasoning_content")
+    calls = [call["function"] for call in reply.get("tool_calls", ())]
+    if dialect == "messages":
+        parts: list[Json] = [{"type": "thinking", "thinking": reasoning}] if reasoning else []
+        parts += [{"type": "text", "text": text}] if text else []
+        return [{"role": "assistant", "content": [*parts, *map(_tool_use, calls)]}]
+    if dialect != "responses":
+        return [reply]
+    items: list[Json] = [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": reasoning}]}]
+    items = items if reasoning else []
+    items += [{"role": "assistant", "content": [{"type": "output_text", "text": text}]}] if text else []
+    return [*items, *({"type": "function_call", **call} for call in calls)]
+
+
+def _tool_use(function: Json) -> Json:
+    try:
+        given = json.loads(function["arguments"])
+    except ValueError:
+        given = function["arguments"]
+    return {"type": "tool_use", "name": function["name"], "input": given}
+
+
 def _call(call: Json) -> Json:
     function = call.get("function")
     inner = function if isinstance(function, dict) else call

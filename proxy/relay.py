@@ -3,8 +3,9 @@ whole is assembled. Tells when the engine's own figures have come, before the cl
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import orjson
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from proxy.api.dialect import Writer
     from proxy.errors import SlotkeeperError
 
-_MARKS = (b'"prompt_progress"', b'"timings"', b'"usage"', b'"error"')
+_MARK = re.compile(rb'"(?:prompt_progress|timings|usage|error)"')
 """An event without these is content and is not parsed. Content that quotes them is parsed, which costs little."""
 SSE_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -64,7 +65,7 @@ class Relay:
         self.first_event = 0.0
         """When the first event came that bears something, by time.perf_counter; 0.0 before."""
 
-    async def events(self, chunks: AsyncIterator[bytes], runner: Runner | None) -> None:
+    async def events(self, chunks: AsyncIterable[bytes], runner: Runner | None) -> None:
         """Relays or assembles a streamed answer. Raises EngineRefused for the engine's error event, EngineBroken
         for an answer that is not whole."""
         splitter = EventSplitter()
@@ -129,7 +130,7 @@ class Relay:
     def _look(self, event: bytes) -> bytes | None:
         """The event if the client is to see it; everything that we want to know of it is read here."""
         wanted_whole = not self._asked.stream
-        if not wanted_whole and not any(mark in event for mark in _MARKS):
+        if not wanted_whole and _MARK.search(event) is None:
             return event
         data = data_of(event)
         if data is None or data == b"[DONE]":

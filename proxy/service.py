@@ -13,7 +13,7 @@ from proxy.api.read import Json
 from proxy.config import Settings
 from proxy.engines import Engines
 from proxy.errors import Dialect, ShuttingDown
-from proxy.explain import Explainer, texts
+from proxy.explain import Explainer, texts_of
 from proxy.layouts import Layouts
 from proxy.ledger import TextBudget
 from proxy.lines import LineBook
@@ -62,7 +62,7 @@ class Service:
     _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        self.explainer = Explainer(self.tasks, self._explained)
+        self.explainer = Explainer(self.tasks, self.lines.get, self._explained)
 
     def _explained(self, record: Record) -> None:
         """A request's divergence was found, perhaps after it had ended."""
@@ -121,7 +121,7 @@ class Service:
         """A request for its tenant: positions and hashes, and the body where prompts may be shown."""
         shown = {**record.to_json(), "tenant": owner(record.tenant)}
         if self.settings.show_prompts and (explained := self.explainer.get(record.id)):
-            shown["texts"] = texts(explained)
+            shown["texts"] = texts_of(explained)
         return {**shown, "body": self._bodies[record.id]} if record.id in self._bodies else shown
 
     def recall(self, found: list[dict[str, Any]]) -> None:

@@ -6,14 +6,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from llamacpp.reports import Timings
+from policies.append_only import diff_kinds, normal
 from policies.causes import Turn, Verdict, explain
 from policies.types import Action, Match
 from proxy.engine import Engine
 from proxy.errors import Outcome
-from proxy.lines import Found, Line
+from proxy.lines import Found, Line, today
 from proxy.metrics import Kind
 from proxy.slots import Slot
+
+Json = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -72,10 +77,40 @@ class Clock:
     first: float = 0.0
 
 
-def after_answer(
-    engine: Engine, slot: Slot, line: Line, found: Found, record: Record, timings: Timings, *, stem: Line | None
-) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What else may have changed a prompt (policies/causes.Turn)."""
+
+    dropped_reasoning: bool = False
+    rewrites_reasoning: bool = False
+    clock_ticked: bool = False
+
+
+def signs_of(engine: Engine, found: Found, body: Json, before: bytes | None) -> Signs:
+    """`body`: the chat as it was sent; `before`: the one of the line that it departs from, if it is still known."""
+    if found.line is None:
+        return Signs()
+    messages = body.get("messages")
+    messages = messages if isinstance(messages, list) else []
+    last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=0)
+    return Signs(
+        dropped_reasoning=found.match is Match.EDITED and _dropped_reasoning(messages, found.shared, before),
+        rewrites_reasoning=engine.drops_reasoning and any(m.get("reasoning_content") for m in messages[:last_user]),
+        clock_ticked=engine.prints_clock and found.line.day not in ("", today()),
+    )
+
+
+def _dropped_reasoning(messages: list[Json], at: int, before: bytes | None) -> bool:
+    try:
+        old, new = orjson.loads(before or b"")["messages"][at], messages[at]
+        return normal(old, {}) == normal(new, {}) and "reasoning" in diff_kinds(old, new)
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return False
+
+
+def after_answer(engine: Engine, line: Line, found: Found, record: Record, timings: Timings, signs: Signs) -> Verdict:
     """What the engine did, told to costs, metrics and record. Call before the ledger advances."""
+    stem = found.line
     record.cache_n, record.prompt_n, record.predicted_n = timings.cache_n, timings.prompt_n, timings.predicted_n
     record.prompt_ms, record.predicted_ms = timings.prompt_ms, timings.predicted_ms
     engine.costs.learn("prefill", timings.prompt_ms / 1000, timings.prompt_n)
@@ -90,6 +125,9 @@ def after_answer(
             lost=stem.lost if stem is not None else line.lost,
             restored=record.placement in (Action.RESTORE, Action.FORK),
             can_rewind=engine.can_rewind,
+            dropped_reasoning=signs.dropped_reasoning,
+            rewrites_reasoning=signs.rewrites_reasoning,
+            clock_ticked=signs.clock_ticked,
         )
     )
     record.cause, record.reprocessed = verdict.cause, verdict.reprocessed

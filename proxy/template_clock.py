@@ -1,4 +1,4 @@
-"""The date that a chat template would have printed: told like any other volatile value, or given back for one request."""
+"""The date that a chat template would have printed: told like any other volatile value, or given to one request."""
 
 from __future__ import annotations
 

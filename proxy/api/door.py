@@ -17,8 +17,10 @@ from starlette.types import Message, Receive, Scope, Send
 from proxy import errors
 from proxy.api import write_messages, write_responses
 from proxy.api.read import Door, ModelRequest, Told, identity, mode_of, read
+from proxy.choices import run_choices
 from proxy.engine_errors import whatever
 from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
+from proxy.exchange import Exchange
 from proxy.settle import Record
 
 if TYPE_CHECKING:
@@ -165,9 +167,6 @@ class ModelDoor:
         record.kind, record.tenant = request.kind, request.who.tenant
         if request.writer is not None:
             out.error_event = request.writer.error
-        from proxy.choices import run_choices
-        from proxy.exchange import Exchange
-
         if request.n_answers > 1:
             work = run_choices(self._service, request, out, record)
         else:

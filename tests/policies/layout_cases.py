@@ -36,7 +36,7 @@ VOLATILE: list[tuple[str, dict[str, str]]] = [
     ("<cwd>\n/home/dev/repo\n</cwd>", {"cwd": "/home/dev/repo"}),
     ("The current working directory is `/workspace/app`.", {"cwd": "/workspace/app"}),
     ("1 other agent(s): PID 20718 (gptme) up 3s mem=2MB", {"pid": "20718", "uptime": "3s", "memory": "2MB"}),
-    ("MEMORY (your notes) [72% \u2014 1,584/2,200 chars]", {"usage": "72% \u2014 1,584/2,200 chars"}),
+    ("MEMORY (your notes) [72% \u2014 1,584/2,200 chars]", {"usage": "[72% \u2014 1,584/2,200 chars]"}),
     ("Context usage: 12,345 / 65,536 tokens (19%)", {"usage": "12,345 / 65,536 tokens (19%)"}),
     ("Session ID: 01a227d9-1b2c-7d3e-8f4a-5b6c7d8e9f0a\n", {"id": "01a227d9-1b2c-7d3e-8f4a-5b6c7d8e9f0a"}),
     ("conversation_id=conv_0123456789abcdef01", {"id": "conv_0123456789abcdef01"}),
@@ -49,6 +49,35 @@ VOLATILE: list[tuple[str, dict[str, str]]] = [
     ('<context name="gitStatus">A snapshot in time.\n\n?? notes.md\n</context>', {"git": "?? notes.md"}),
     ("- Root: here\n- Branch: main\n- Status: clean\n- Recent commits:\n    aefde20 first\n\nProfile: cleanup.",
      {"git": "- Branch: main\n- Status: clean\n- Recent commits:\n    aefde20 first"}),
+    ("Home Directory: C:/Users/me\nCurrent Workspace Directory: d:/Code/x\n- path: (relative to the current workspace"
+     " directory d:/Code/x)", {"home": "C:/Users/me", "cwd": "d:/Code/x"}),
+    ("It is currently 2025-11-29 12:34:56.", {"now": "2025-11-29 12:34:56"}),
+    ("# Current Time\nCurrent time in ISO 8601 UTC format: 2025-11-16T15:23:17.925Z",
+     {"now": "2025-11-16T15:23:17.925Z"}),
+    ("Current Time: Sat Nov 29 2025 14:05:31 GMT+0100 (Central European Standard Time)",
+     {"now": "Sat Nov 29 2025 14:05:31 GMT+0100 (Central European Standard Time)"}),
+    ("Today's date is Samstag, 29. November 2025 (formatted according to the user's locale).",
+     {"date": "Samstag, 29. November 2025"}),
+    ("Today's date is 2025\u5e7411\u670829\u65e5\u661f\u671f\u516d (formatted)",
+     {"date": "2025\u5e7411\u670829\u65e5\u661f\u671f\u516d"}),
+    ("* Current working directory: /u/b/a\n* Git repository root: /u/b/a\n* Git repository: b/a\n"
+     "* Directory contents (snapshot at turn start; may be stale): LICENSE\ncmd/\n* Available tools: git",
+     {"cwd": "/u/b/a", "root": "/u/b/a", "git_repo": "b/a", "files": "LICENSE\ncmd/"}),
+    ("which contains the following root directories:\n\n- `/home/user/zed`\n\n- Do not ask.",
+     {"root": "/home/user/zed"}),
+    ("Git status (snapshot at conversation start - may be outdated):\nCurrent branch: main\n\nStatus:\n M a.go\n</env>",
+     {"git": "Current branch: main\n\nStatus:\n M a.go"}),
+    ("Git snapshot at conversation start. It may be outdated.\nCurrent branch: main\nStatus:\n## main...origin/main\n"
+     " M a.ts\nRecent commits:\naefde20 feat: x\n\n# Memory\n- fact",
+     {"git": "Current branch: main\nStatus:\n## main...origin/main\n M a.ts\nRecent commits:\naefde20 feat: x"}),
+    ("scratchpad:\n`/tmp/agent-0/-root-repo/cea6bea3-b02a-4368-87dd-b976e1cb2461/scratchpad`",
+     {"project_dir": "/tmp/agent-0/-root-repo", "id": "cea6bea3-b02a-4368-87dd-b976e1cb2461"}),
+    ("I'm currently working in the directory: /home/me/x\nThe project's temporary directory is: /root/.g/tmp/3f2a9c0d",
+     {"cwd": "/home/me/x", "dir": "/root/.g/tmp/3f2a9c0d"}),
+    ("claude PID 207 up 2h3m mem=340MB", {"pid": "207", "uptime": "2h3m", "memory": "340MB"}),
+    ("Turn: 5/50\nTokens used: 12,345\n53191 remaining", {"usage": "5/50", "usage_2": "12,345", "usage_3": "53191"}),
+    ('{"currentDateTime":"2026-11-29T10:00:00Z","cwd":"/home/me/x"}',
+     {"now": "2026-11-29T10:00:00Z", "cwd": "/home/me/x"}),
 ]  # fmt: skip
 
 STATIC = [
@@ -64,6 +93,11 @@ STATIC = [
     "Use a 16-digit hex id such as 0123456789abcdef in examples.",
     "You can use up to 4096 tokens; answers over 80% similar are merged.",
     "Windows of 10:30 length; ratio 16:9; see RFC 2119.",
+    "Knowledge cutoff: January 2025. Version 2.1.332, built for Linux 6.18.44.",
+    "The default branch is called trunk. Default branch: trunk",
+    "Pass the date as YYYY-MM-DD, e.g. 2024-01-01, and the time as HH:MM, e.g. 14:30.",
+    "Logs are written to /var/log/app.log; binaries to /usr/local/bin.",
+    "See [[the wiki]] and https://example.org/2026/11/29/post.html for the format.",
 ]
 
 

@@ -9,7 +9,9 @@ from tests.policies.layout_cases import STATIC, VOLATILE
 
 
 def taken(text: str, *rules: Rule) -> dict[str, str]:
-    laid = lay_out([{"role": "system", "content": text}], None, rules=rules or RULES)
+    leading, tools = [{"role": "system", "content": text}], [{"function": {"description": text}}]
+    in_tool = bool(rules) and rules[0].where == "tools"
+    laid = lay_out([] if in_tool else leading, tools if in_tool else None, rules=rules or RULES)
     return {value.name: value.text for value in laid.values}
 
 

@@ -26,6 +26,15 @@ def go(q: Question) -> Place:
 # --- llama-server.md: "A (800 tokens), then B sharing 500 of them: B takes A's slot ... although three were empty" ---
 
 
+def test_only_a_prompt_that_continues_is_at_hand() -> None:
+    """Whatever has to ask the engine for something first is not."""
+    p = Place(Action.CONTINUE, 0, 500, "it continues its line")
+    assert p.is_at_hand and replace(p, action=Action.COLD).is_at_hand
+    more: list[dict[str, object]] = [{"save_first": True}, {"erase_first": True}, {"evictions": (Eviction(1, False),)}]
+    more += [{"action": Action.FORK, "source": 1}, {"action": Action.RESTORE, "snapshot": "s"}]
+    assert not any(replace(p, **values).is_at_hand for values in more)  # type: ignore[arg-type]
+
+
 def test_b_leaves_a_alone_and_copies_what_they_share() -> None:
     p = go(Question(n_prompt=900, reserve=100, slots=(A, *EMPTY)))
     assert (p.action, p.slot, p.source, p.predicted_cache_n) == (Action.FORK, 1, 0, 500)

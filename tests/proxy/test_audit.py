@@ -123,7 +123,7 @@ def test_the_nearest_earlier_prompt(texts: list[str]) -> None:
         found, shared = prompts.nearest(text)
         assert shared == max((common(text, earlier) for earlier in texts[:i]), default=0)
         assert found is None or common(found.text, text) == shared
-        prompts.add(Prompt(text, {}, "", "", i))
+        prompts.add(Prompt(text, len(text), {}, "", "", i))
 
 
 def test_tokens_within() -> None:

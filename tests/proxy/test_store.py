@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from proxy.errors import StoreError
 from proxy.store import LedgerRecord, Store
+from proxy.store_db import Batch, StateDb
 from tests.fakes.slot_bytes import slot_file
 from tests.fakes.store import FP, TENANT, files, open_store, packed, publish, publish_temp, save
 
@@ -43,6 +45,27 @@ async def test_ledgers_beyond_the_bound_go_oldest_first(tmp_path: Path) -> None:
     for line in "abcda":
         store.put_ledger(ledger(line))
     assert [r.line for r in await store.load_ledgers()] == ["c", "d", "a"]
+    await store.close()
+
+
+async def test_puts_of_one_moment_are_one_transaction_that_needs_no_flush(tmp_path: Path, monkeypatch: Any) -> None:
+    batches: list[Batch] = []
+    write, written = StateDb.write, threading.Event()
+
+    def noted(db: StateDb, batch: Batch, **bounds: int) -> None:
+        batches.append(batch)
+        write(db, batch, **bounds)
+        written.set()
+
+    monkeypatch.setattr(StateDb, "write", noted)
+    store = await open_store(tmp_path)
+    store.put_ledger(ledger("a"))
+    await asyncio.sleep(0)
+    store.put_request({"id": "r"})
+    assert await asyncio.to_thread(written.wait, 30)
+    assert [(list(b.ledgers), list(b.requests)) for b in batches] == [(["a"], ["r"])]
+    store.put_ledger(ledger("b"))
+    assert [r.line for r in await store.load_ledgers()] == ["a", "b"]  # what is being collected is not missed
     await store.close()
 
 

@@ -58,6 +58,12 @@ async def fake() -> AsyncIterator[FakeLlama]:
 
 
 @pytest.fixture
+async def wire(serve: Serve, fake: FakeLlama) -> Wire:
+    """A proxy that sends prompts as they come."""
+    return await serve(fake, mode="observe")
+
+
+@pytest.fixture
 async def run(wire: Wire, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
     """`slotkeeper explain ...` against the running proxy: what it printed."""
     monkeypatch.setenv("COLUMNS", "160")
@@ -129,7 +135,7 @@ async def test_over_http_there_is_no_text(wire: Wire, run: Run) -> None:
 
 async def test_with_show_prompts_there_is(serve: Serve, fake: FakeLlama) -> None:
     """--show-prompts shows the texts over HTTP, too."""
-    wire = await serve(fake, show_prompts=True)
+    wire = await serve(fake, show_prompts=True, mode="observe")
     await post(wire, asked("x", "first", "fine", "more"), asked("x", SECRET, "fine", "more"))
     record = await explained(wire, count=2)
     assert record["texts"]["new"].startswith(SECRET)
