@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policies.append_only import (
@@ -48,12 +48,14 @@ def reconciled(ledger: list[Message], incoming: list[Message], **more: bool) -> 
 histories = st.lists(messages(), min_size=1, max_size=6)
 
 
+@settings(max_examples=50)
 @given(histories, st.lists(messages(), max_size=3))
 def test_what_only_appends_is_appended(ledger: list[Message], new: list[Message]) -> None:
     assert reconciled(ledger, ledger + new) == Appended(len(ledger))
     assert reconciled(ledger, copy.deepcopy(ledger) + new) == Appended(len(ledger))
 
 
+@settings(max_examples=50)
 @given(st.data(), histories, st.lists(messages(), max_size=3))
 def test_other_words_are_repaired(data: st.DataObject, ledger: list[Message], new: list[Message]) -> None:
     incoming = [data.draw(respelled(message)) for message in ledger] + new
@@ -66,6 +68,7 @@ def test_other_words_are_repaired(data: st.DataObject, ledger: list[Message], ne
     assert (ledger, incoming) == before
 
 
+@settings(max_examples=50)
 @given(st.data(), histories, messages(), st.lists(messages(), max_size=3))
 def test_an_edit_diverges_where_it_is(
     data: st.DataObject, ledger: list[Message], edited: Message, new: list[Message]
@@ -131,6 +134,7 @@ def test_a_result_of_another_call_diverges() -> None:
     assert reconciled(ledger, incoming) == Diverged(2, "call_ids", 2)
 
 
+@settings(max_examples=50)
 @given(st.data(), histories, st.lists(messages(), max_size=2))
 def test_notes_in_the_ledger_are_no_difference(data: st.DataObject, sent: list[Message], new: list[Message]) -> None:
     """The proxy puts changed values into messages; the client does not know."""
@@ -202,6 +206,18 @@ def test_an_edit_before_a_prune_is_the_divergence() -> None:
     late = [*ledger[:2], {**ledger[2], "content": CLEARED}, {**ledger[3], "content": "edited"}, ledger[4]]
     assert reconciled(ledger, late, apply_prunes=True) == Diverged(2, "pruned", 2)
     assert reconciled(ledger, late) == Diverged(3, "content", 3, ("prune",), (2,))
+
+
+def test_an_edited_result_before_a_prune_is_the_divergence() -> None:
+    ledger = loop(None, None)
+    incoming = [*ledger[:2], {**ledger[2], "content": "no"}, ledger[3], {**ledger[4], "content": CLEARED}]
+    for apply in (True, False):
+        assert reconciled(ledger, incoming, apply_prunes=apply) == Diverged(2, "content", 2)
+
+
+def test_true_is_not_1() -> None:
+    one, other = ([say("assistant", "", tool_calls=[call("edit", {"a": each}, "c1")])] for each in (1, True))
+    assert reconciled(one, other) == Diverged(0, "calls", 0)
 
 
 def test_a_call_id_that_names_several_results_prunes_nothing() -> None:

@@ -132,6 +132,7 @@ def test_depth_is_no_matter(depth: int) -> None:
         ('{"a":1e999}', '{"a":1e998}'),
         ('{"a":NaN}', '{"a":null}'),
         ("{", "{ "),
+        ("{", '"{"'),
         ('"{}"', "{}"),
         ('{"where":{"a":[1]}}', "{}"),
     ],
@@ -234,6 +235,7 @@ def test_what_is_no_whole_reminder_counts(text: str) -> None:
 
 def test_reminders_are_told_in_order_and_whole() -> None:
     other = "<todo-reminder>x</todo-reminder>"
+    assert reminders(say("user", f"<a-reminder> {R} </b-reminder>")) == (R,)
     message = say("user", [{"type": "text", "text": f"a {R} b {other}"}, {"type": "text", "text": R}])
     assert reminders(message) == (R, other, R)
 
