@@ -54,6 +54,7 @@ class FakeLlama:
         self.n_ctx, self.slot_dir, self.api_key, self.alias = n_ctx, slot_dir, api_key, alias
         self.slots_endpoint, self.metrics_endpoint = slots_endpoint, metrics_endpoint
         self.cues: deque[Cue] = deque()
+        self.chat_template = "chatml"
         self.loading = False
         self.speculative = False
         self.requests: list[Request] = []
@@ -173,7 +174,7 @@ class FakeLlama:
             "modalities": {"vision": False, "audio": False},
             "endpoint_slots": self.slots_endpoint,
             "endpoint_metrics": self.metrics_endpoint,
-            "chat_template": "chatml",
+            "chat_template": self.chat_template,
             "build_info": "b0-fake",
             "is_sleeping": False,
         }

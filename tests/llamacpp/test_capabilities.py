@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llamacpp.capabilities import TemplateFacts, probe_template
+from llamacpp.capabilities import TemplateFacts, probe_printed, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.errors import EngineRefused, EngineStarting, EngineUnreachable
 from policies.system_text import fold
@@ -205,3 +205,20 @@ async def rendered(client: LlamaClient, history: Messages, facts: TemplateFacts)
         must_alternate=facts.must_alternate,
     )
     return await client.apply_template(json.dumps({"messages": messages}).encode())
+
+
+async def test_what_a_template_prints_by_itself() -> None:
+    """Mistral's way: a date where there is no system message; what is refused is taken to print it."""
+
+    def rule(messages: Messages) -> Messages:
+        return (
+            messages if messages[0]["role"] == "system" else [{"role": "system", "content": "It is [[a]]."}, *messages]
+        )
+
+    def refuse(messages: Messages) -> Messages:
+        raise REFUSED
+
+    bare, rest = frozenset({"[[a]]"}), frozenset[str]()
+    found = {(False, False): bare, (False, True): bare, (True, False): rest, (True, True): rest}
+    assert await probe_printed(ToyTemplate(rule), ["[[a]]", "[[b]]"]) == found
+    assert set((await probe_printed(ToyTemplate(refuse), ["[[a]]"])).values()) == {bare}

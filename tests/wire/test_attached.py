@@ -59,6 +59,16 @@ async def test_it_is_said_at_start(proxy_server: StartProxy) -> None:
         assert all(flag in " ".join(said) for flag in ("--no-slots", "--metrics", "--slot-save-path"))
 
 
+async def test_a_template_that_prints_the_clock(proxy_server: StartProxy) -> None:
+    """Told once, however often the engine is attached to, with what to do about it."""
+    async with FakeLlama() as fake:
+        fake.chat_template = "{{ strftime_now('%Y') }}"
+        proxy = await proxy_server("--upstream", fake.url, "--upstream", fake.url)
+        told = [line for line in proxy.lines if line["event"] == "template_prints_clock"]
+        assert [line["engine"] for line in told] in (["engine0"], ["engine0", "engine1"], ["engine1", "engine0"])
+        assert "--chat-template-file" in told[0]["advice"]
+
+
 async def test_a_directory_that_is_not_there(serve: Serve, fake: FakeLlama, tmp_path: Path) -> None:
     """slots=DIR that does not exist, and one that the engine does not write to."""
     wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'nowhere'}",))

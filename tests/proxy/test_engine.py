@@ -1,0 +1,69 @@
+"""What an engine says of its own template."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from llamacpp.client import LlamaClient
+from llamacpp.reports import Props
+from llamacpp.templates import keep_reasoning
+from proxy.engine import Engine
+from proxy.engine_template import ChosenTemplate
+from proxy.metrics import Metrics
+
+CLOCK = "{{ strftime_now('%Y') }}"
+
+
+def props(template: str, **more: Any) -> Props:
+    """As the engine tells it."""
+    return Props.from_json(
+        {"default_generation_settings": {"n_ctx": 8}, "total_slots": 1, "chat_template": template, **more}
+    )
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """One that nobody asks."""
+    return Engine("engine0", "attached", None, Metrics(), 1, LlamaClient("http://127.0.0.1:1"))  # type: ignore[arg-type]
+
+
+async def test_a_clock_is_told_once(engine: Engine) -> None:
+    """At its first start with it; also where only the template for tools has one."""
+    with capture_logs() as logs:
+        await engine.read_template(props("plain"), "advice")
+        assert not engine.prints_clock
+        for _ in range(2):
+            await engine.read_template(props("plain", chat_template_tool_use=CLOCK), "advice")
+            assert engine.prints_clock
+    assert [(line["event"], line["advice"]) for line in logs] == [("template_prints_clock", "advice")]
+
+
+async def test_variables_that_were_given_are_no_clock(engine: Engine) -> None:
+    """The engine's own variables stay in the text, and stand still."""
+    engine.chosen_template = ChosenTemplate(fixed=("date_string",))
+    await engine.read_template(props("{{ date_string }}"), "")
+    assert not engine.prints_clock
+    await engine.read_template(props("{{ date_string }}{{ datetime }}"), "")
+    assert engine.prints_clock
+
+
+def test_only_what_stands_in_the_prompt_is_told(engine: Engine) -> None:
+    """By the probe; everything as long as nothing was asked."""
+    values = (("template_date", "%Y"), ("template_date_2", "%d"))
+    engine.chosen_template = ChosenTemplate(values)
+    assert engine.clock_told(has_system=True, has_tools=False) == values
+    engine.clock_printed = {(True, False): frozenset(), (False, False): frozenset({"[[template_date_2]]"})}
+    assert engine.clock_told(has_system=True, has_tools=False) == ()
+    assert engine.clock_told(has_system=False, has_tools=False) == values[1:]
+
+
+async def test_whether_a_setting_would_keep_reasoning(engine: Engine) -> None:
+    """True for the family's own template, false for ours and for others."""
+    own = (Path(__file__).parent.parent / "data" / "qwen3.jinja").read_text()
+    found = []
+    for text in (own, keep_reasoning(own) or "", "plain"):
+        await engine.read_template(props(text), "")
+        found.append(engine.drops_reasoning)
+    assert found == [True, False, False]
