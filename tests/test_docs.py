@@ -13,7 +13,11 @@ from proxy.metrics import Metrics
 from tests.proxy.test_metrics import feed
 
 README = Path(__file__).parent.parent / "README.md"
-ELSEWHERE = {"upstream_api_key": "in the environment or file only", "engine_flags": "everything after `--`"}
+ELSEWHERE = {
+    "upstream_api_key": "in the environment or file only",
+    "engine_flags": "everything after `--`",
+    "layout_rules": "in the file only",
+}
 
 
 def setting_rows() -> list[str]:
