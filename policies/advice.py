@@ -27,7 +27,7 @@ TABLE: tuple[Advice, ...] = (
     _row("id", "claude", "CLAUDE_CODE_ATTRIBUTION_HEADER=0 in Claude Code's environment; --mode repair does the same"),
     _row("tools added, tools order", "claude", "ENABLE_TOOL_SEARCH=false in Claude Code's environment (fixed tools)"),
     _row(
-        "reminder moved, edited",
+        "reminder moved",
         "claude",
         "a model name that Claude Code knows (ANTHROPIC_MODEL=claude-sonnet-4-5-20250929 as an --alias of your model): "
         "no system messages in mid-conversation; --mode repair",
@@ -39,7 +39,9 @@ TABLE: tuple[Advice, ...] = (
     ),
     _row("date, clock, path, git status, id, meter", "", f"volatile text in the base: {REPAIR}"),
     _row("tools order", "", "--mode repair (the default) keeps the order that was seen first"),
-    _row("tools added", "", "--mode repair (the default) puts later tools at the end; a fixed tool list is cheaper"),
+    _row(
+        "tools added", "", "a fixed tool list from the start; --mode repair (the default) puts later tools at the end"
+    ),
     _row("tools removed, tools edited", "", "another base: nothing avoids it; its snapshot makes switching back cheap"),
     _row("reasoning dropped", "", "--mode repair (the default) gives the model's own reasoning back"),
     _row(
@@ -53,6 +55,17 @@ TABLE: tuple[Advice, ...] = (
     _row("edited, shortened", "", "the client changed its history, and that is honoured: nothing avoids it"),
 )
 """The first row that fits is shown."""
+
+_VALUE = "no rule of mode repair knows this value: add one (layout_rules in the configuration file)"
+_MORE = "more than the spelling changed, so mode repair left it: the client's edit is honoured"
+IN_REPAIR: dict[Kind, str] = {
+    **dict.fromkeys((Kind.DATE, Kind.CLOCK, Kind.PATH, Kind.GIT_STATUS, Kind.ID, Kind.METER), _VALUE),
+    **dict.fromkeys((Kind.ARGUMENTS, Kind.REMINDER, Kind.FORM, Kind.WHITE_SPACE, Kind.REASONING_DROPPED), _MORE),
+    Kind.TOOLS_ORDER: "the client listed its tools in a new order together with other changes",
+    Kind.TOOLS_ADDED: "a fixed tool list from the start: later tools go to the end, but before the messages",
+    Kind.PRUNED: "the context ran full, so deferred prunes were done at once: a larger --ctx-size makes it rarer",
+}
+"""What is shown instead where mode repair was on."""
 
 BY_CAUSE: dict[Cause, str] = {
     Cause.EVICTED: "more room: a larger --ctx-size or --parallel, or fewer conversations at a time",
@@ -94,10 +107,11 @@ def agent_of(*texts: str) -> str:
     return next((agent for agent, words in AGENTS.items() if any(word in text for word in words)), "")
 
 
-def advice(kind: Kind, agent: str = "") -> str:
-    """One line that names the setting or switch."""
+def advice(kind: Kind, agent: str = "", *, repaired: bool = False) -> str:
+    """One line that names the setting or switch. `repaired`: mode repair was on, and it diverged all the same."""
     rows = [row for row in TABLE if kind in row.kinds and row.agent in ("", agent)]
-    return next((row.text for row in rows if row.agent), rows[0].text)
+    own = next((row.text for row in rows if row.agent), None)
+    return own or (repaired and IN_REPAIR.get(kind)) or rows[0].text
 
 
 def advice_for_cause(cause: str) -> str | None:

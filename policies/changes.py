@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from policies.append_only import normal
 from policies.flatten import Group, Json, dumps, role_of
 
 
@@ -84,7 +85,8 @@ VALUES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 _GIT = re.compile(r"git ?status|git snapshot|recent commits|current branch|^on branch |<git", re.I | re.M)
 _GIT_LOOKS_BACK = 2000
 """Characters before a change in which a git block's heading is looked for."""
-_REMINDER = re.compile(r"\s*<([a-z_-]{0,40}reminder)>.*?</\1>\s*", re.S)
+_REMINDER = "reminder>"
+"""Part of the tags of blocks that agents move; policies/normal_form knows the whole of them."""
 _SUMMARY = re.compile(
     r"summar(?:y|i[sz])|continued from a previous|what did we do so far|compact(?:ed|ion)|context checkpoint", re.I
 )
@@ -122,9 +124,10 @@ def _spelling(old: Group, new: Group) -> Kind | None:
         return Kind.ARGUMENTS if same_arguments(old.text, new.text) else None
     if old.name.endswith("id"):
         return Kind.ID
-    bare_old, bare_new = (_REMINDER.sub("", text) for text in (old.text, new.text))
-    if (bare_old, bare_new) != (old.text, new.text) and bare_old.strip() == bare_new.strip():
-        return Kind.REMINDER
+    if _REMINDER in old.text or _REMINDER in new.text:
+        one, other = (normal({"role": "user", "content": group.text}, {}) for group in (old, new))
+        if one == other:
+            return Kind.REMINDER
     if "".join(old.text.split()) == "".join(new.text.split()):
         return Kind.FORM if len(old.pieces) != len(new.pieces) else Kind.WHITE_SPACE
     is_result = old.role == "tool" or any(".content" in piece.path for piece in old.pieces)
@@ -157,7 +160,10 @@ def tools_kind(old: object, new: object) -> Kind:
 
 
 def _spelled(tool: object) -> str:
-    return json.dumps(tool, sort_keys=True, default=str)
+    try:
+        return json.dumps(tool, sort_keys=True, default=str)
+    except (RecursionError, ValueError, TypeError):
+        return dumps(tool)
 
 
 def value_kind(old: str, new: str, at: int) -> Kind | None:

@@ -37,7 +37,7 @@ def first_divergence(before: Json, now: Json) -> Divergence | None:
     """The first difference between two bodies of one dialect; None when `now` is `before` with something appended.
 
     Equal texts in another form (a text or parts) are no difference. Ids of calls and fields that decide how a prompt is
-    rendered are looked at when the texts show none.
+    rendered are looked at when the texts show none. Raises RecursionError for JSON nested too deeply to be compared.
     """
     return _in_text(before, now, ids=False) or _in_params(before, now) or _in_text(before, now, ids=True)
 

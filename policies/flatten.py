@@ -121,8 +121,11 @@ def role_of(message: object) -> str | None:
 
 
 def dumps(value: object) -> str:
-    """JSON as agents.md counts it: ASCII, with spaces, keys in their order."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """JSON as agents.md counts it: ASCII, with spaces, keys in their order. What is nested too deeply is only named."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+    except (RecursionError, ValueError):
+        return f"[{type(value).__name__}]"
 
 
 def _list(value: object) -> list[Any]:

@@ -192,7 +192,10 @@ class Audit:
             return
         if shared >= n_base and before.conversation != now.conversation:
             return  # another conversation on the same base
-        found = first_divergence(before.body, now.body)
+        try:
+            found = first_divergence(before.body, now.body)
+        except RecursionError:
+            return
         if found is None:
             return
         key = (now.group, found.section, found.kind, found.path, found.at if found.section != "messages" else None)

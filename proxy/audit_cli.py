@@ -137,6 +137,8 @@ def _print_parts(out: Console, report: dict[str, Any]) -> None:
         table.add_row(plain(group["group"][:SHOWN]), f"{group['requests']:,}", *sizes)
     out.print("", table)
     for group in report["parts"]:
+        if group["changing"]:
+            out.print("", plain(f"lines that change: {group['group'][:SHOWN]}", "bold"), sep="\n")
         for line in group["changing"]:
             texts = (clean(line[key].strip()[:SHOWN]) or "(nothing)" for key in ("old", "new"))
             times = _count(line["changes"], "time")

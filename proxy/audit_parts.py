@@ -36,7 +36,7 @@ def lines_of(base: Sequence[Piece]) -> list[tuple[str, str]]:
     for piece in base:
         if piece.section == "tools" and piece.text != "]":
             name = _NAME.search(piece.text[:2000])
-            lines.append((f"tool {name[1] if name else piece.path}", piece.text))
+            lines.append((f"tool {name[1] if name else piece.path}", piece.text.lstrip("[, ")))
     return lines
 
 
@@ -72,7 +72,7 @@ class Steadiness:
         sizes = {"static": 0, "semi-static": 0, "volatile": 0}
         for shape, lines in self._lines.items():
             sizes[self._class(shape)] += sum(len(line) + 1 for line in lines)
-        often = sorted(self._changes, key=lambda shape: -self._changes[shape])[:MOST_SHOWN]
+        often = sorted(filter(None, self._changes), key=lambda shape: -self._changes[shape])[:MOST_SHOWN]
         return {
             "requests": self.n_requests,
             "characters": sizes,

@@ -296,7 +296,8 @@ class Exchange:
         signs = signs_of(engine, found, r.body, before)
         verdict = after_answer(engine, line, found, self.record, done, signs)
         body = orjson.dumps(r.body) if r.door == "chat" else None
-        self.service.explainer.settled(engine, want, found, self.record, body)
+        is_repaired = r.mode != "observe"
+        self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
         slot.body, slot.base = body, r.prompt.base
         fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:

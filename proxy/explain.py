@@ -53,6 +53,7 @@ class Explained:
     divergence: Divergence
     agent: str
     engine: str
+    repaired: bool
     token: int | None = None
     shared: bytes = b""
     old: bytes = b""
@@ -88,8 +89,11 @@ class Explainer:
         """The newest chat body of a line, if it is still kept."""
         return self._bodies.get(line.id) if line is not None else None
 
-    def settled(self, engine: Engine, want: Want, found: Found, record: Record, body: bytes | None) -> None:
-        """A prompt was processed. Call before the slot is told what it holds now, and before the ledger advances.
+    def settled(
+        self, engine: Engine, want: Want, found: Found, record: Record, body: bytes | None, *, repaired: bool
+    ) -> None:
+        """A prompt was processed, under mode repair or not. Call before the slot is told what it holds now, and before
+        the ledger advances.
 
         Costs a look-up; the comparison runs in a task of its own.
         """
@@ -102,7 +106,7 @@ class Explainer:
             return
         old = _Side(stem, before, _tokens_of(engine, stem), stem.prompt.base)
         new = _Side(want.line, body, want.tokens, want.line.prompt.base)
-        self._tasks.spawn(self._explain(engine, record, old, new), "explain")
+        self._tasks.spawn(self._explain(engine, record, old, new, repaired=repaired), "explain")
 
     def diverged(self, line: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """Where a chat body, not yet sent, departs from the newest prompt of a line, without text; None when nowhere,
@@ -112,7 +116,7 @@ class Explainer:
             found, agent = _compared(before, orjson.dumps(body)) if before is not None else (None, "")
         except (ValueError, TypeError, RecursionError):
             return None
-        return _where(found, agent) if found is not None else None
+        return _where(found, agent, repaired=True) if found is not None else None
 
     def _keep(self, line: str, body: bytes) -> None:
         """The newest body of a line. Lines and bodies age in the same order: those of forgotten lines are first."""
@@ -126,7 +130,7 @@ class Explainer:
     def _drop(self, line: str) -> None:
         self._n_bytes -= len(self._bodies.pop(line, b""))
 
-    async def _explain(self, engine: Engine, record: Record, old: _Side, new: _Side) -> None:
+    async def _explain(self, engine: Engine, record: Record, old: _Side, new: _Side, *, repaired: bool) -> None:
         try:
             divergence, agent = await asyncio.to_thread(_compared, old.body, new.body)
         except (ValueError, RecursionError) as error:
@@ -134,7 +138,7 @@ class Explainer:
             return
         if divergence is None:
             return
-        explained = await _with_tokens(engine, Explained(divergence, agent, engine.name), old, new)
+        explained = await _with_tokens(engine, Explained(divergence, agent, engine.name, repaired), old, new)
         self._found[record.id] = explained
         while len(self._found) > MOST_EXPLAINED:
             self._found.popitem(last=False)
@@ -169,6 +173,7 @@ async def _with_tokens(engine: Engine, explained: Explained, old: _Side, new: _S
         explained.divergence,
         explained.agent,
         explained.engine,
+        explained.repaired,
         token=at,
         shared=now[start:middle],
         old=was[middle:end],
@@ -187,11 +192,11 @@ async def _rendered(engine: Engine, side: _Side) -> bytes | None:
 
 def positions(explained: Explained, record: Record) -> dict[str, Any]:
     """Where it diverged and what that cost, without text: names of a closed set, counts, hashes."""
-    where = _where(explained.divergence, explained.agent)
+    where = _where(explained.divergence, explained.agent, repaired=explained.repaired)
     return {**where, "token": explained.token, "reusable": record.reprocessed}
 
 
-def _where(d: Divergence, agent: str) -> dict[str, Any]:
+def _where(d: Divergence, agent: str, *, repaired: bool) -> dict[str, Any]:
     return {
         "section": d.section,
         "message": d.message,
@@ -202,7 +207,7 @@ def _where(d: Divergence, agent: str) -> dict[str, Any]:
         "kind": d.kind.value,
         "old_hash": digest(d.old.encode("utf-8", "surrogatepass")).hex()[:16],
         "new_hash": digest(d.new.encode("utf-8", "surrogatepass")).hex()[:16],
-        "advice": advice(d.kind, agent),
+        "advice": advice(d.kind, agent, repaired=repaired),
     }
 
 

@@ -302,6 +302,8 @@ def test_advice() -> None:
     assert "ENABLE_TOOL_SEARCH=false" in advice(Kind.TOOLS_ADDED, "claude")
     assert "OPENCODE_EXPERIMENTAL_CACHE_STABILIZATION=1" in advice(Kind.DATE, "opencode")
     assert "--mode repair" in advice(Kind.DATE, "pi")
+    assert "layout_rules" in advice(Kind.DATE, "pi", repaired=True)
+    assert advice(Kind.EDITED, repaired=True) == advice(Kind.EDITED)
     shown = {advice(kind, agent) for kind in Kind for agent in ("", *AGENTS)}
     assert shown == {row.text for row in TABLE}
 

@@ -20,6 +20,7 @@ Run = Callable[..., str]
 TRACES = Path(os.environ.get("SLOTKEEPER_TRACES", "/work/shared/traces"))
 TEXT = "one two three four five six seven eight nine ten. " * 40
 
+DEEP = '{"a":' * 990 + "1" + "}" * 990
 KEYS = st.sampled_from("role content text type tool_calls function arguments".split())
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="no recorded traces here (SLOTKEEPER_TRACES)")
 
@@ -211,6 +212,15 @@ def test_hostile_text(run: Run, written: Callable[..., Path]) -> None:
     assert "[bold red]" in text and "[/nope]" in text
     assert not {"\x1b", "\u202e"} & set(text)
     assert json.loads(run(file, "--json"))["divergences"][0]["new"].startswith(evil[:10])
+
+
+def test_deep_and_long_text(run: Run, written: Callable[..., Path]) -> None:
+    """JSON as deep as a client can send it, and a million spaces beside reminders."""
+    spaces = " " * 1_000_000 + "<system-reminder>" * 2000
+    deep = json.dumps(asked("a", spaces, "b"))[:-1] + f', "tools": [{DEEP}], "tool_choice": {DEEP}}}'
+    file = written(deep, deep.replace('"b"', '"c"'), asked("a", spaces + "x", "b"), asked("a", spaces + "y", "b"))
+    found = json.loads(run(file, "--json"))
+    assert found["requests"] == 4 and len(found["divergences"]) >= 1
 
 
 @given(st.recursive(st.none() | st.text("ab", max_size=3), lambda x: st.lists(x) | st.dictionaries(KEYS, x)))

@@ -61,7 +61,8 @@ class Book:
 
     def settle(self, on: Line, found: Found, about: Record, raw: bytes | None, **more: Any) -> None:
         """One prompt of a line."""
-        self.explainer.settled(ENGINE, Want(on, found.match, 1, 1, lambda: None, **more), found, about, raw)
+        want = Want(on, found.match, 1, 1, lambda: None, **more)
+        self.explainer.settled(ENGINE, want, found, about, raw, repaired=False)
         self.lines[on.id] = on
 
 

@@ -169,3 +169,15 @@ def test_without_a_server(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> 
     """Texts are in the server's memory only, and the command says what to do."""
     assert main(["explain", "--state-dir", str(tmp_path)]) == 1
     assert "No Slotkeeper runs" in capsys.readouterr().err
+
+
+async def test_repair_leaves_nothing_to_explain(serve: Serve, fake: FakeLlama) -> None:
+    """With mode repair a date that changes costs nothing; an edit is explained, and is not blamed on the mode."""
+    wire = await serve(fake, mode="repair")
+    await post(wire, asked("Sun Nov 29 2026", "more"), asked("Mon Nov 30 2026", "more", "yes", "again"))
+    dated = (await wire.recorded(2))[0]
+    assert dated["cause"] is None and "section" not in dated["divergence"]
+    await post(wire, asked("Mon Nov 30 2026", "other", "yes", "again"))
+    edited = await explained(wire, count=3)
+    assert (edited["divergence"]["section"], edited["divergence"]["message"]) == ("messages", 3)
+    assert "honoured" in edited["divergence"]["advice"]
