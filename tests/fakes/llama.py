@@ -25,6 +25,7 @@ from tests.fakes.run import Cue, Run, Slot, render
 from tests.fakes.slot_bytes import slot_file
 
 _PIECE = re.compile(r"<\|\w+\|>|\s?\w+|\s|[^\w\s]")
+_PLAIN = re.compile(r"\s?\w+|\s|[^\w\s]")
 MODEL_DOORS = {
     "/v1/chat/completions": "chat",
     "/chat/completions": "chat",
@@ -105,10 +106,10 @@ class FakeLlama:
         """Return once no slot is busy."""
         await self._until(lambda: not any(slot.busy for slot in self.slots))
 
-    def tokens_of(self, text: str) -> list[int]:
+    def tokens_of(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Token ids of a text: a stable number per piece."""
         ids = []
-        for piece in _PIECE.findall(text):
+        for piece in (_PIECE if parse_special else _PLAIN).findall(text):
             number = zlib.crc32(piece.encode()) & 0x7FFFFFFF
             self._words[number] = piece
             ids.append(number)
@@ -151,7 +152,8 @@ class FakeLlama:
         if door == "POST /tokenize":
             content = request.body["content"]
             parts = content if isinstance(content, list) else [content]
-            tokens = ([part] if isinstance(part, int) else self.tokens_of(part) for part in parts)
+            special = request.body.get("parse_special", True)
+            tokens = ([p] if isinstance(p, int) else self.tokens_of(p, parse_special=special) for p in parts)
             return {"tokens": [token for some in tokens for token in some]}
         if door == "POST /detokenize":
             return {"content": "".join(self._words[t] for t in request.body["tokens"])}
