@@ -42,7 +42,7 @@ def test_a_codex_session_translates_append_only(bodies: list[Json]) -> None:
         before = found.body["messages"]
         assert tools in (None, orjson.dumps(found.body["tools"])), "the tools' bytes stay"
         tools = orjson.dumps(found.body["tools"])
-        assert found.dropped == ("tools.web_search", "reasoning.summary")
+        assert found.dropped == ("tools.namespace.description", "tools.web_search", "reasoning.summary")
         assert found.session == body["prompt_cache_key"] and found.agent is None and found.parent is None
         assert "multi_agent_v1__close_agent" in [tool["function"]["name"] for tool in found.body["tools"]]
         assert set(found.body) == {
