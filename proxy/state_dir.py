@@ -23,6 +23,7 @@ OUR_ENTRIES = {
     "logs",
     "lock",
     "template.jinja",
+    "disk_budget",
 }
 
 
@@ -69,6 +70,22 @@ def _refuse_foreign(path: Path) -> None:
         f"{path} holds other files and is open to other users, so it was not made private: "
         "give --state-dir a new or empty directory."
     )
+
+
+def remember_budget(state_dir: Path, n_bytes: int) -> None:
+    """Keep the server's disk budget for `slotkeeper snapshots` without a server, which is told no flags."""
+    try:
+        (state_dir / "disk_budget").write_text(f"{n_bytes}\n", "ascii")
+    except OSError as err:
+        raise StoreError(f"Cannot write to the state directory: {explain_os_error(err, state_dir)}.") from err
+
+
+def remembered_budget(state_dir: Path) -> int | None:
+    """The disk budget of the last server on this directory, in bytes; None when that is not known."""
+    try:
+        return int((state_dir / "disk_budget").read_text("ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 class StateDirLock:
