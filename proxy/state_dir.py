@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -74,10 +75,8 @@ def _refuse_foreign(path: Path) -> None:
 
 def remember_budget(state_dir: Path, n_bytes: int) -> None:
     """Keep the server's disk budget for `slotkeeper snapshots` without a server, which is told no flags."""
-    try:
+    with suppress(OSError):  # a full disk: whoever is told another budget sees it in the last line of `ls`
         (state_dir / "disk_budget").write_text(f"{n_bytes}\n", "ascii")
-    except OSError as err:
-        raise StoreError(f"Cannot write to the state directory: {explain_os_error(err, state_dir)}.") from err
 
 
 def remembered_budget(state_dir: Path) -> int | None:
