@@ -14,7 +14,7 @@ from llamacpp import engines as children
 from llamacpp.capabilities import TemplateFacts, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
-from llamacpp.errors import EngineError, EngineSetupError, EngineStarting
+from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
 from policies.causes import Cause
 from policies.placement import SMALL_TAIL
 from proxy import fingerprint
@@ -39,6 +39,8 @@ RECHECK_SECONDS = 1.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
+KEY_REFUSED = (401, 403)
+"""What llama-server (401), or a proxy in front of it, answers to a wrong key or to none."""
 
 
 @dataclass(eq=False)
@@ -318,8 +320,14 @@ class Engines:
             return
         known = self.settings.state_dir / "fingerprints"
         try:
+            if engine.kind == "attached":
+                await fingerprint.check_dir(engine.client, max(empty), engine.slot_dir)
             engine.slot_dir = await self.store.add_dir(engine.slot_dir)
             engine.fingerprint = await fingerprint.take(engine.client, max(empty), engine.slot_dir, self.store, known)
+        except fingerprint.WrongDir as error:
+            engine.fingerprint = engine.slot_dir = None
+            engine.missing.append(str(error))
+            log.warning("engine_lacks", engine=engine.name, what=str(error))
         except (EngineError, OSError, StoreError) as error:
             engine.fingerprint = None
             log.warning(
@@ -348,19 +356,29 @@ class Engines:
         try:
             found = await attached.inspect(engine.client, spec)
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
-            if not found.can_save:
-                engine.slot_dir = None
+            engine.slot_dir = spec.slots if found.can_save else None
             engine.can_rewind = engine.files_rewind = rewinds(Path(found.props.model_path))
             await self._take_over(engine, has_slots=found.has_slots)
         except EngineStarting:
             engine.why_not, engine.is_loading = "it is loading its model", True
             return
         except EngineError as error:
-            engine.why_not, engine.is_loading = str(error), False
+            _not_attached(engine, spec, error, has_key=self.settings.upstream_api_key is not None)
             return
-        for sentence in engine.missing:
+        for sentence in found.missing:
             log.warning("engine_lacks", engine=engine.name, what=sentence)
         log.info("engine_attached", engine=engine.name, url=spec.url, model=engine.model, n_ctx=engine.n_ctx)
+
+
+def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: EngineError, *, has_key: bool) -> None:
+    """Why not, said once: it answers /health and nothing else, so somebody has to do something about it."""
+    why = str(error)
+    if isinstance(error, EngineRefused) and error.status in KEY_REFUSED:
+        was = "refuses the key in SLOTKEEPER_UPSTREAM_API_KEY" if has_key else "asks for a key, and we have none"
+        why = f"it {was} ({error.status}: {error.message}). Set SLOTKEEPER_UPSTREAM_API_KEY to its --api-key."
+    if why != engine.why_not and not isinstance(error, EngineUnreachable):
+        log.warning("engine_not_attached", engine=engine.name, url=spec.url, why=why, again_in_seconds=WATCH_SECONDS)
+    engine.why_not, engine.is_loading = why, False
 
 
 async def _probe(engine: Engine) -> TemplateFacts | None:

@@ -82,8 +82,38 @@ async def test_a_directory_of_somebody_else(serve: Serve, tmp_path: Path) -> Non
     (tmp_path / "theirs").mkdir()
     async with FakeLlama(slot_dir=tmp_path / "theirs") as fake:
         wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'ours'}",))
-        assert (await wire.state())["engines"][0]["can_save"] is False
+        engine = (await wire.state())["engines"][0]
+        assert engine["can_save"] is False
+        assert any("is not the --slot-save-path" in sentence for sentence in engine["missing"])
         assert (await turns(wire))[1] > 150
+        engines = wire.service.engines
+        await engines.identify(engines.all[0])  # as every half minute
+        assert fake.saves == 1
+        fake.restart()
+        engines._lost_instance(engines.all[0], "it was restarted")
+        await until(wire.is_ready)
+        assert fake.saves == 2
+    assert len(list((tmp_path / "theirs").iterdir())) == 1
+    assert list((tmp_path / "ours").iterdir()) == []
+
+
+async def test_a_directory_that_cannot_be_read(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's files belong to another user: a sentence, no errno."""
+
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.suffix == ".tmp":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    (tmp_path / "slots").mkdir()
+    async with FakeLlama(slot_dir=tmp_path / "slots") as fake:
+        wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'slots'}",))
+        engine = (await wire.state())["engines"][0]
+        assert engine["can_save"] is False
+        assert any("cannot be used (Permission denied)" in sentence for sentence in engine["missing"])
 
 
 @pytest.mark.parametrize("slots_endpoint", [True, False])
