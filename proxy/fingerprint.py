@@ -50,7 +50,7 @@ async def check_dir(client: LlamaClient, slot: int, slot_dir: Path) -> None:
         if not path.is_file():
             raise WrongDir(
                 f"slots={slot_dir} is not the --slot-save-path of {client.base_url}: the file that it has just saved "
-                "is not there, so nothing is kept across its restarts. Give --upstream its own directory as seen from here."
+                "is not there, so nothing is kept across its restarts. Name its own directory as it is seen from here."
             )
         with path.open("rb"):
             path.unlink()
