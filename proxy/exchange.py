@@ -14,6 +14,7 @@ from llamacpp.errors import EngineUnreachable
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked
 from policies.causes import Cause
+from policies.placeholders import Resolver
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
@@ -239,7 +240,9 @@ class Exchange:
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
 
         relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle, r.writer)
-        relay.keeps = self._ledger is not None
+        if self._ledger is not None:
+            relay.keeps, values = True, self._ledger.values
+            relay.resolver = Resolver(values) if values else None
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
@@ -355,6 +358,8 @@ class Exchange:
             slot.saved, slot.body, slot.is_rendered = 0, None, True
             slot.tenant = want.tenant if slot.n_tokens else None
             engine.table.release(slot)
+            # A task that was still queued when the engine reported may have run a little since.
+            asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, self.service.engines.suspect, engine)
 
     def _finish(self) -> None:
         r, c, now = self.record, self.clock, time.perf_counter()

@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 import structlog
 
-from policies.append_only import Repaired, diff_kinds, new_reminders, reconcile
+from policies.append_only import Repaired, diff_kinds, new_reminders, normal, reconcile
 from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
+from policies.placeholders import resolved
 from policies.replay import give_back
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained, folded
@@ -296,12 +297,18 @@ class _Repair:
             reply = self._reply_to(full, known, i, is_edit=is_edit)
             if reply is None:
                 continue
-            given, kinds = give_back(reply, messages[i], self._defaults())
+            given, kinds = self._echoed(reply, messages[i], full)
             if kinds:
                 messages[i] = given
                 self._repairs.extend(kinds)
                 altered.add(i)
         return altered
+
+    def _echoed(self, reply: Json, echo: Json, full: Ledger) -> tuple[Json, tuple[str, ...]]:
+        said, defaults = resolved(reply, full.values), self._defaults()
+        if said is not reply and normal(said, defaults) == normal(echo, defaults):
+            return reply, ("placeholder",)
+        return give_back(reply, echo, defaults)
 
     def _reply_to(self, full: Ledger, known: int, position: int, *, is_edit: bool) -> Json | None:
         if position == len(full.raw):
