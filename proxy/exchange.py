@@ -50,6 +50,8 @@ class Exchange:
         self.clock = Clock()
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
+        self._line: Line | None = None
+        """To be written to state.db, once the client has its answer."""
         self._ledger: Ledger | None = None
         """What the line's ledger will be once this prompt was sent."""
         self._base: Timings | None = None
@@ -77,6 +79,8 @@ class Exchange:
         finally:
             self.service.running.discard(self)
             self._finish()
+            if self._line is not None:
+                self.service.engines.remember(self._line)
 
     def stop(self) -> None:
         """Ends the request because the pool would overflow; called by the keeper on the younger runner."""
@@ -260,7 +264,7 @@ class Exchange:
                     slot.clear_owner()  # what was his is overwritten, or about to be
                 self._abandon(engine, slot, want)
             elif not r.fresh:
-                self.service.engines.remember(want.line)
+                self._line = want.line
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
