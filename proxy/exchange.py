@@ -29,7 +29,7 @@ from proxy.relay import Out, Relay
 from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, signs_of
-from proxy.slots import Grant, NeedsTokens, Slot, Want
+from proxy.slots import Grant, NeedsTokens, Runner, Slot, Want
 from proxy.store_types import Snapshot
 
 T = TypeVar("T")
@@ -146,9 +146,11 @@ class Exchange:
         r, reserve = self.request, self._reserve(engine)
         slot = engine.table.holding(line.id) if found.match is Match.EXTENDS else None
         n_prompt = line.tokens_of(r.prompt.n_bytes)
+        is_known = slot is not None and line.lost is not Cause.CANCELLED and line.n_tokens > 0
+        most = line.n_tokens - 1 if is_known and not r.is_answered(found.shared) else None
         if slot is not None:
             n_prompt = slot.n_tokens + line.tokens_of(sum(r.prompt.sizes[found.shared :]))
-        want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh)
+        want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh, most=most)
         want.stem = found.line.id if found.line is not None and found.line is not line else None
         room = engine.table.capacity or engine.n_ctx
         is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
@@ -231,9 +233,7 @@ class Exchange:
         takes_over = is_guest and carried.predicted_cache_n + 1 < (slot.n_prompt or slot.n_tokens)
         slot.apply(SlotEvent.SEND)
         slot.last_used = engine.clock()
-        instance = engine.instance
-
-        settled = False
+        instance, runner, settled = engine.instance, slot.runner, False
 
         def settle(timings: Timings) -> None:
             nonlocal settled
@@ -262,7 +262,7 @@ class Exchange:
                     slot.n_left = min(slot.n_owned, carried.predicted_cache_n)
                 elif slot.line != want.line.id:
                     slot.clear_owner()  # what was his is overwritten, or about to be
-                self._abandon(engine, slot, want)
+                self._abandon(engine, slot, want, self._unfinished(relay, runner))
             elif not r.fresh:
                 self._line = want.line
 
@@ -329,13 +329,23 @@ class Exchange:
         elif not engine.files_rewind and timings.cache_n == 0:
             engine.files_step_back = False
 
-    def _abandon(self, engine: Engine, slot: Slot, want: Want) -> None:
+    def _unfinished(self, relay: Relay, runner: Runner | None) -> int:
+        """What is known of an answer that broke off, for the record; tokens of its prompt if that was processed
+        whole, else 0."""
+        done, r = relay.progress, self.record
+        r.predicted_n = runner.n_decoded if runner is not None else 0
+        if done is None:
+            return 0
+        r.cache_n, r.prompt_n = done.cache, max(0, done.processed - done.cache)
+        return done.total if done.processed >= done.total else 0
+
+    def _abandon(self, engine: Engine, slot: Slot, want: Want, n_prompt: int = 0) -> None:
         """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
         slot.apply(SlotEvent.CANCELLED)
         if not want.fresh and slot.line in (None, want.line.id):
             # A repeated request has to find its line, and wait for its slot, at once.
-            self._advance(want.line, want.line.n_tokens)
-            want.line.lost = Cause.CANCELLED
+            self._advance(want.line, n_prompt or want.line.n_tokens)
+            want.line.lost = None if n_prompt else Cause.CANCELLED
             slot.line = want.line.id
         self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
 
