@@ -1,0 +1,134 @@
+"""What a compaction says: the instruction, what makes a summary unfit, and the digest that stands in for one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from policies.message_parts import Message, as_dict, as_list, plain, role_of, texts_of
+
+TOKENS_PER_WORD = 1.6
+"""Of English with names and paths in it; so many words are asked for that the summary's bound is seldom met."""
+OPEN = "[Earlier messages were replaced by this summary.]"
+ALSO = "Also named: "
+_IDENTIFIER = re.compile(
+    r"https?://[^\s<>\"'`)\]}]{3,200}"
+    r"|(?:~|\.{1,2})?(?:/[\w.@+~-]{1,80}){2,24}"  # paths
+    r"|\b[\w@+-]{1,60}(?:/[\w.@+-]{1,60}){0,12}\.[A-Za-z][A-Za-z0-9]{0,7}\b(?::\d{1,7})?"  # files, with a line
+    r"|\b[0-9a-f]{7,64}\b|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"  # hashes, UUIDs
+    r"|\b[A-Z][A-Z0-9]{0,20}-\d{1,9}\b|#\d{1,9}\b"  # tickets
+    r"|\b[A-Za-z]\w{0,60}_\w{1,60}\b|\b[A-Z]?[a-z0-9]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b"  # snake_case, CamelCase
+    r"|--[a-z][a-z0-9-]{1,40}\b|\bv?\d{1,5}(?:\.\d{1,6}){1,3}\b|\b\d{4,18}\b"  # flags, versions, numbers
+)
+_WEIGHT = {"user": 3, "assistant": 2, "tool": 1}
+"""Whose identifiers are told first where not all can be."""
+MOST_IDENTIFIER = 200
+IDENTIFIER_PART = 3
+"""A summary's identifiers that the model left out may take this part of its room."""
+WORDS_LOOKED_AT = 6
+MOST_REPEATS = 4
+"""A summary that says the same six words so often, or the same line, runs in circles."""
+LEAST_WORDS = 30
+LEAST_VARIETY = 0.25
+"""Share of different words below which a text of LEAST_WORDS or more runs in circles."""
+CUT_USER, CUT_ANSWER, CUT_RESULT, CUT_CALL = 240, 160, 120, 100
+"""Characters of the first line of each that a digest keeps."""
+
+
+def instruction(n_summary: int) -> str:
+    """What the model is asked, as the newest user message; short, because it is all that is new in that prompt."""
+    words = int(n_summary / TOKENS_PER_WORD)
+    return (
+        f"Stop here. In at most {words} words of plain text, without tools, sum up this conversation for somebody who "
+        "goes on with it and has nothing else. Headings: Task, Decisions, Constraints, Files and their state, Commands "
+        "and results, Errors, Open steps. Copy names, paths, numbers and ids verbatim."
+    )
+
+
+def fault(text: str, *, has_calls: bool, is_cut: bool, asked: str) -> str | None:
+    """Why an answer is no summary: "tool_call", "empty", "too_long" or "repeats"; None when it is one.
+
+    `is_cut`: it reached its bound of tokens. `asked`: the instruction, which it must not echo.
+    """
+    if has_calls:
+        return "tool_call"
+    if not text.strip():
+        return "empty"
+    if is_cut:
+        return "too_long"
+    return "repeats" if _repeats(text) or asked[:100] in text else None
+
+
+def _repeats(text: str) -> bool:
+    words = text.split()
+    if len(words) >= LEAST_WORDS and len(set(words)) < LEAST_VARIETY * len(words):
+        return True
+    runs = Counter(tuple(words[i : i + WORDS_LOOKED_AT]) for i in range(len(words) - WORDS_LOOKED_AT + 1))
+    lines = Counter(line.strip() for line in text.splitlines() if len(line.strip()) > MOST_REPEATS)
+    return any(max(found.values(), default=0) > MOST_REPEATS for found in (runs, lines))
+
+
+def identifiers(messages: Sequence[Message], most: int, told: str = "") -> list[str]:
+    """Paths, names, numbers and ids that the messages hold and `told` does not, in at most `most` characters: the
+    user's first, then the model's, then those of results, the newest first."""
+    weight: dict[str, tuple[int, int]] = {}
+    for at, message in enumerate(messages):
+        worth = _WEIGHT.get(role_of(message) or "", 0)
+        for text in (*texts_of(message), *_arguments(message)):
+            for found in _IDENTIFIER.finditer(plain(text)):
+                name = found.group().rstrip(".")
+                if len(name) <= MOST_IDENTIFIER and name not in told:
+                    weight[name] = max(weight.get(name, (0, 0)), (worth, at))
+    names, left = [], most
+    for name in sorted(weight, key=lambda n: (-weight[n][0], -weight[n][1], n)):
+        left -= len(name) + 2
+        if left < 0:
+            break
+        names.append(name)
+    return names
+
+
+def _arguments(message: Message) -> Iterable[str]:
+    for call in as_list(message.get("tool_calls")):
+        found = as_dict(as_dict(call).get("function")).get("arguments")
+        yield found if isinstance(found, str) else str(found or "")
+
+
+def finished(summary: str, span: Sequence[Message], n_chars: int, notes: Sequence[str] = ()) -> str:
+    """The text that takes the span's place: the summary, the identifiers that it left out, and `notes` that were told
+    in the span. `n_chars`: what a summary may have."""
+    names = identifiers(span, n_chars // IDENTIFIER_PART, summary)
+    parts = [OPEN, summary.strip(), ALSO + ", ".join(names) if names else "", *notes]
+    return "\n".join(part for part in parts if part)
+
+
+def digest_of(span: Sequence[Message], n_chars: int) -> str:
+    """A summary without a model: what was asked, said, called and found, one cut line each, the newest that fit."""
+    lines, left = [], n_chars - n_chars // IDENTIFIER_PART
+    for message in reversed(span):
+        told = list(_told(message))
+        left -= sum(len(line) + 1 for line in told)
+        if left < 0:
+            lines.append("(earlier messages left out)")
+            break
+        lines.extend(reversed(told))
+    return "\n".join(reversed(lines))
+
+
+def _told(message: Message) -> Iterable[str]:
+    role, line = role_of(message), _first_line("\n".join(map(plain, texts_of(message))))
+    if role == "user" and line:
+        yield f"User: {line[:CUT_USER]}"
+    elif role == "assistant":
+        if line:
+            yield f"Answer: {line[:CUT_ANSWER]}"
+        for call, arguments in zip(as_list(message.get("tool_calls")), _arguments(message), strict=True):
+            name = as_dict(as_dict(call).get("function")).get("name")
+            yield f"Called {name} {arguments[:CUT_CALL]}".rstrip()
+    elif role == "tool" and line:
+        yield f"Result: {line[:CUT_RESULT]}"
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
