@@ -6,6 +6,7 @@ model reads, so only what policies/append_only knows to be equivalent is respell
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,9 +58,11 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
     found = _apart(prepared.found, kind)
     prepared = replace(prepared, found=found, kind=kind)
     if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
+        line = found.line.id if found.line is not None else ""
         raise BrokenLine(
             f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
-            "--mode strict refuses that. Send the history unchanged, or use mode repair."
+            "--mode strict refuses that. Send the history unchanged, or use mode repair.",
+            await asyncio.to_thread(service.explainer.diverged, line, prepared.request.body),
         )
     service.metrics.repaired(prepared.repairs)
     return prepared

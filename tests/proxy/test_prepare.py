@@ -238,8 +238,9 @@ def test_strict_refuses_what_breaks_the_line() -> None:
     talk = Talk(session="s")
     talk.send([system(), user("x"), answer(), user("y")])
     assert talk.ask([system(), user("x"), answer(), user("y"), answer(), user("z")], mode="strict").found.line
-    with pytest.raises(BrokenLine):
+    with pytest.raises(BrokenLine) as refused:
         talk.ask([system(), user("x"), answer("Otherwise."), user("y")], mode="strict")
+    assert refused.value.details() == {"divergence": {"message": 2}}
 
 
 def test_observe_changes_nothing() -> None:
