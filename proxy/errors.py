@@ -126,7 +126,7 @@ class BrokenLine(SlotkeeperError):
 
     status, kind, code = 409, "invalid_request_error", "broken_line"
 
-    def __init__(self, message: str, divergence: dict[str, Any] | None) -> None:
+    def __init__(self, message: str, divergence: dict[str, Any] | None = None) -> None:
         """`divergence`: positions and hashes of the first difference (proxy/explain), where known."""
         super().__init__(message)
         self.divergence = divergence
