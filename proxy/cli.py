@@ -36,6 +36,7 @@ app = typer.Typer(
     help="An HTTP proxy in front of llama-server that makes it compute each prompt token once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's table cuts the names of flags in a narrow terminal
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -83,7 +84,7 @@ def _root(
         raise typer.Exit(DONE)
 
 
-@app.command()
+@app.command(options_metavar="[OPTIONS] [-- LLAMA_SERVER_FLAG ...]")
 @with_settings
 def serve(
     context: typer.Context,

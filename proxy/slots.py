@@ -278,9 +278,7 @@ class SlotTable:
                 return await waiter.granted
         except TimeoutError:
             self._give_up(waiter)
-            raise WaitedTooLong(
-                f"No slot became free within {seconds:.0f} s; try again, or serve more slots."
-            ) from None
+            raise WaitedTooLong(f"No slot became free in {seconds:.0f} s; try again, or serve more slots.") from None
         except BaseException:
             self._give_up(waiter)
             raise
