@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 
 from llamacpp.tokens import Estimator
 from policies.causes import Cause
@@ -30,6 +31,7 @@ class Identity:
     parent: str | None = None
 
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 NO_TOOLS = frozenset({digest(b"null"), digest(b"[]"), digest()})
 """Digests of the tools of a base that has none."""
 TEMPLATE_TOKENS = 32
@@ -114,6 +116,15 @@ class Line:
     def has_tools(self) -> bool:
         """Its base holds tool definitions."""
         return self.prompt.tools not in NO_TOOLS
+
+    def agreement(self, told: Mapping[str, str]) -> int:
+        """How many of these volatile values are what the line was told last."""
+        known = self.ledger.values if told and self.ledger is not None else {}
+        return sum(known.get(f"[[{name}]]") == text for name, text in told.items())
+
+    def contradicts(self, told: Mapping[str, str]) -> bool:
+        """Whether the line was told otherwise than these values."""
+        return self.ledger is not None and self.agreement(told) < len(told)
 
     def tokens_of(self, n_bytes: int) -> int:
         """Tokens that so many bytes of messages seldom exceed, the template's own around them included."""
@@ -210,24 +221,29 @@ class LineBook:
         """The line of that id, if it is still known."""
         return self._lines.get(line_id) if line_id else None
 
-    def find(self, who: Identity, prompt: Prompt, first_user: bytes) -> Found:
-        """The longest ledger that the prompt extends; else the one that it edits; else one with another base."""
+    def find(self, who: Identity, prompt: Prompt, first_user: bytes, told: Mapping[str, str] = NOTHING) -> Found:
+        """The longest ledger that the prompt extends; else the one that it edits; else one with another base.
+
+        Among equals the one that was told most of the same volatile values (`told`), then the newest.
+        """
         for position in range(len(prompt.chain) - 1, max(prompt.n_leading, 0) - 1, -1):
-            for line_id in self._by_tail.newest(_key(who, prompt.chain[position])):
-                return Found(self._lines[line_id], Match.EXTENDS, position + 1)
-        best, shared = None, -1
-        for line_id in islice(self._by_start.newest(_key(who, first_user)), MOST_COMPARED):
-            line = self._lines[line_id]
-            in_common = shared_entries(line.prompt.chain, prompt.chain)
-            if in_common > shared:
-                best, shared = line, in_common
-        if best is None:
+            if ends := self._newest(self._by_tail, _key(who, prompt.chain[position])):
+                return Found(max(ends, key=lambda line: line.agreement(told)), Match.EXTENDS, position + 1)
+        begun = self._newest(self._by_start, _key(who, first_user))
+        if not begun:
             return Found(None, Match.NEW)
+        in_common = [shared_entries(line.prompt.chain, prompt.chain) for line in begun]
+        shared = max(in_common)
+        equals = [line for line, n in zip(begun, in_common, strict=True) if n == shared]
+        best = max(equals, key=lambda line: line.agreement(told))
         if shared > prompt.n_leading:
             return Found(best, Match.EDITED, shared)
         # A first message alone ("hello") says nothing: another base needs a session's name, or a history, to be one.
         is_same = who.session is not None or len(prompt.chain) - prompt.n_leading > 1
         return Found(best, Match.BASE, shared) if is_same else Found(None, Match.NEW)
+
+    def _newest(self, index: _Index, key: _Key) -> list[Line]:
+        return [self._lines[line_id] for line_id in islice(index.newest(key), MOST_COMPARED)]
 
     def advance(self, line: Line, prompt: Prompt, n_tokens: int) -> None:
         """The line's newest prompt was processed: it is what the next one has to extend."""

@@ -134,7 +134,7 @@ async def test_plan_and_build(proxy_server: StartProxy) -> None:
         turns.append(await talk.say(f"turn {number}", tools=tools))
     n_base = turns[0].n_prompt
     assert n_base > 1200
-    assert turns[1].prompt_n > n_base / 2, "the smaller base costs nothing new: what is tested here?"
+    assert turns[1].prompt_n > n_base / 4, "the smaller base costs nothing new: what is tested here?"
     for turn in turns[2:]:
         assert turn.prompt_n <= 0.15 * turn.n_prompt, (turn, proxy.said())
 
