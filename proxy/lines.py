@@ -122,6 +122,10 @@ class Line:
         known = self.ledger.values if told and self.ledger is not None else {}
         return sum(known.get(f"[[{name}]]") == text for name, text in told.items())
 
+    def fitness(self, told: Mapping[str, str]) -> tuple[int, bool]:
+        """Which of several lines that say the same is meant: the one told the same, not one whose answer is running."""
+        return self.agreement(told), not self.running
+
     def contradicts(self, told: Mapping[str, str]) -> bool:
         """Whether the line was told otherwise than these values."""
         return self.ledger is not None and self.agreement(told) < len(told)
@@ -143,17 +147,21 @@ def new_line(who: Identity, prompt: Prompt, first_user: bytes, kind: str) -> Lin
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The line that a prompt belongs to or stems from. `shared`: messages in common; `held`: tokens, estimated."""
+    """The line that a prompt belongs to or stems from. `shared`: messages in common; `held`: tokens, estimated.
+
+    `is_twin`: nobody's name on it, and nothing in it that the line had not left behind: another one's beginning.
+    """
 
     line: Line | None
     match: Match
     shared: int = 0
+    is_twin: bool = False
 
     @property
     def is_same_line(self) -> bool:
         """The line goes on, if from the prompt before its newest: that one was a question in between (a suggestion, a
         summary) whose answer the client did not keep."""
-        if self.line is None or self.match is Match.NEW or self.match is Match.BASE:
+        if self.line is None or self.match is Match.NEW or self.match is Match.BASE or self.is_twin:
             return False
         return self.match is Match.EXTENDS or self.shared >= self.line.n_before > self.line.prompt.n_leading
 
@@ -224,20 +232,20 @@ class LineBook:
     def find(self, who: Identity, prompt: Prompt, first_user: bytes, told: Mapping[str, str] = NOTHING) -> Found:
         """The longest ledger that the prompt extends; else the one that it edits; else one with another base.
 
-        Among equals the one that was told most of the same volatile values (`told`), then the newest.
+        Among equals the fittest (Line.fitness; `told`: volatile values of the prompt), then the newest.
         """
         for position in range(len(prompt.chain) - 1, max(prompt.n_leading, 0) - 1, -1):
             if ends := self._newest(self._by_tail, _key(who, prompt.chain[position])):
-                return Found(max(ends, key=lambda line: line.agreement(told)), Match.EXTENDS, position + 1)
+                return Found(max(ends, key=lambda line: line.fitness(told)), Match.EXTENDS, position + 1)
         begun = self._newest(self._by_start, _key(who, first_user))
         if not begun:
             return Found(None, Match.NEW)
         in_common = [shared_entries(line.prompt.chain, prompt.chain) for line in begun]
         shared = max(in_common)
         equals = [line for line, n in zip(begun, in_common, strict=True) if n == shared]
-        best = max(equals, key=lambda line: line.agreement(told))
+        best = max(equals, key=lambda line: line.fitness(told))
         if shared > prompt.n_leading:
-            return Found(best, Match.EDITED, shared)
+            return Found(best, Match.EDITED, shared, who.session is None and shared == len(prompt.chain))
         # A first message alone ("hello") says nothing: another base needs a session's name, or a history, to be one.
         is_same = who.session is not None or len(prompt.chain) - prompt.n_leading > 1
         return Found(best, Match.BASE, shared) if is_same else Found(None, Match.NEW)

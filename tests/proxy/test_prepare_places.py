@@ -41,3 +41,16 @@ def test_a_session_that_moves_goes_on() -> None:
     two = talk.send([system(cwd=THERE), user("x"), answer(), user("y")])
     assert is_prefix(one, two)
     assert f"[[cwd]] is now {THERE}" in sent(two)[-1]["content"]
+
+
+def test_a_beginning_that_a_line_has_left_behind_is_another_conversation() -> None:
+    talk, history = Talk(), [user("x"), answer(), user("y")]
+    talk.send([system(), *history[:1]])
+    one = talk.send([system(), *history])
+    assert not talk.ask([system(), *history[:1]]).found.is_same_line
+    named = Talk(session="s")
+    named.send([system(), *history[:1]])
+    named.send([system(), *history])
+    assert named.ask([system(), *history[:1]]).found.is_same_line, "it asks again"
+    talk.send([system(), *history[:1]])
+    assert is_prefix(one, talk.ask([system(), *history, answer(), user("z")]))
