@@ -18,7 +18,6 @@ from tests.live.talk import (
     engine_state,
     foxes,
     post,
-    user,
 )
 from tests.live.test_append_only import tool
 from tests.servers import ProxyServer
@@ -195,12 +194,3 @@ async def test_repair_in_the_other_dialects(proxy_server: StartProxy) -> None:
                 cached, whole = usage["input_tokens_details"]["cached_tokens"], usage["input_tokens"]
             assert cached >= before, (dialect, n, usage)
             before = whole
-
-
-async def test_an_unknown_mode(proxy_server: StartProxy) -> None:
-    """Refused by name."""
-    proxy = await proxy_server(*FLAGS, model="dense", engine_flags=CHATML)
-    body = {"messages": user("hi"), "max_tokens": 1}
-    answer = await proxy.client.post("/v1/chat/completions", json=body, headers={"x-slotkeeper-mode": "loose"})
-    assert answer.status_code == 400
-    assert "loose" in answer.json()["error"]["message"]

@@ -176,8 +176,7 @@ def system(day: str) -> Json:
     return {"role": "system", "content": f"{foxes(200, 'You help')}\nToday's date: {day}\nBe kind."}
 
 
-@pytest.mark.parametrize("model", ["dense", "hybrid"])
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(("model", "lost"), [("dense", False), ("hybrid", False), ("dense", True)])
 async def test_starting_again_after_midnight(proxy_server: StartProxy, lost: bool, model: str) -> None:
     """The ledger's texts come back with state.db. Without it one prompt is processed again, and says what is true."""
     proxy = await proxy_server(*FLAGS, model=model, engine_flags=CHATML, environment=DEBUG)
