@@ -21,7 +21,8 @@ from policies.replay import give_back
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained, folded
 from proxy.errors import BrokenLine, StoreError
-from proxy.layouts import NO_RULES, LaidBase, text_of
+from proxy.kinds import apart, kind_of
+from proxy.layouts import NO_RULES, LaidBase, opening_of, text_of
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
 from proxy.metrics import Kind
@@ -51,11 +52,11 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
     """Raises BrokenLine in mode strict when the request does not extend its line."""
     if request.door != "chat" or request.mode == "observe":
         found = service.lines.find(request.who, request.prompt, request.first_user)
-        kind = _kind(service, request)
-        return Prepared(_folded(service, request), _apart(found, kind), kind=kind)
+        kind = kind_of(service, request)
+        return Prepared(_folded(service, request), apart(found, kind), kind=kind)
     prepared = await _Repair(service, request).run()
-    kind = _kind(service, request)
-    found = _apart(prepared.found, kind)
+    kind = kind_of(service, request)
+    found = apart(prepared.found, kind)
     prepared = replace(prepared, found=found, kind=kind)
     if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
         line = found.line.id if found.line is not None else ""
@@ -66,18 +67,6 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
         )
     service.metrics.repaired(prepared.repairs)
     return prepared
-
-
-def _kind(service: Service, request: ModelRequest) -> Kind:
-    """Label `kind`: a request without tools, in a session that has them, is a title, a summary or the like."""
-    if request.door == "chat" and not request.body.get("tools") and service.lines.has_tools(request.who):
-        return "side"
-    return request.kind
-
-
-def _apart(found: Found, kind: Kind) -> Found:
-    """A question on the side with a base of its own is no later state of the main line, and must not take its place."""
-    return Found(None, Match.NEW) if kind == "side" and found.match is Match.BASE else found
 
 
 def _where(found: Found) -> str:
@@ -113,6 +102,7 @@ class _Repair:
         self._line_changes: list[tuple[str, str]] = []
         self._deferred: set[int] = set()
         self._first_user = next((i for i, m in enumerate(self._messages) if m.get("role") == "user"), None)
+        self._opening = opening_of(self._messages, self._first_user)
 
     async def run(self) -> Prepared:
         laid, found = self._look_up(self._n_learned())
@@ -135,14 +125,17 @@ class _Repair:
 
     def _lay_out(self, n_learned: int) -> LaidBase:
         p = self._request.prompt
-        leading = self._messages[: self._n_leading]
+        leading, opening = self._messages[: self._n_leading], [self._messages[i] for i in self._opening]
+        raw = digest(p.system, p.tools, *(self._request.raws[i] for i in self._opening))
         return self._service.layouts.lay_out(
-            self._tenant, leading, self._request.body.get("tools"), digest(p.system, p.tools), n_learned
+            self._tenant, leading, self._request.body.get("tools"), raw, n_learned, opening
         )
 
     def _prompt(self, laid: LaidBase) -> Prompt:
         p, r = self._request.prompt, self._request
-        entries = (laid.system,) * self._n_leading + r.normals[self._n_leading :]
+        entries = [*(laid.system,) * self._n_leading, *r.normals[self._n_leading :]]
+        for i, message in zip(self._opening, laid.opening, strict=True):
+            entries[i] = digest(orjson.dumps(message))
         chain = chained(digest(laid.system, laid.tools_digest, p.params), entries)
         return Prompt(laid.system, laid.tools_digest, p.params, chain, p.sizes, p.n_leading)
 
@@ -263,7 +256,9 @@ class _Repair:
                 old, known = None, 0
         full, old = old, old.branch(known) if old is not None else None
         messages = [*laid.leading, *self._messages[self._n_leading :]]
-        altered = {i for i in range(self._n_leading) if messages[i] != self._messages[i]}
+        for i, message in zip(self._opening, laid.opening, strict=True):
+            messages[i] = message
+        altered = {i for i in (*range(self._n_leading), *self._opening) if messages[i] != self._messages[i]}
         if old is not None:
             altered |= self._from_ledger(old, messages)
         altered |= self._given_back(full, known, messages, is_edit=found.match is Match.EDITED)
@@ -338,13 +333,13 @@ class _Repair:
     def _noted(
         self, old: Ledger | None, known: int, laid: LaidBase, messages: list[Json], altered: set[int]
     ) -> list[tuple[int, dict[str, str]]]:
-        """Tells volatile values: the first ones in the first user message, changed ones in the newest message."""
-        first = self._first_user
-        if first is None:
+        """Tells volatile values: first ones in the first user message (or its opening), changed ones in the newest."""
+        if self._first_user is None:
             return []
-        if old is None or first >= known:
+        first = self._opening[-1] if self._opening else self._first_user
+        if old is None or (first >= known and not old.told_before(known)):
             if laid.values:
-                messages[first] = with_note(messages[first], first_note(laid.values), front=True)
+                messages[first] = with_note(messages[first], first_note(laid.values), front=not self._opening)
                 altered.add(first)
             told = [(first, {v.name: v.text for v in laid.values})]
             at = self._append(messages, altered, [line_note(b, n) for b, n in self._line_changes], first)
