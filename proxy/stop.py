@@ -84,7 +84,9 @@ class Stop:
         """uvicorn closes its listeners as soon as it is to exit: held off while answers run, so that whoever comes
         meanwhile is told to come again, not refused a connection."""
         service, server, began = self._service, self._server, time.monotonic()
-        while service is not None and service.running and time.monotonic() - began < service.settings.drain_seconds:
+        while service is not None and service.running:
+            if time.monotonic() - began > service.settings.drain_seconds:
+                break
             await asyncio.sleep(LOOK_SECONDS)
         if server is not None:
             graceful = server.config.timeout_graceful_shutdown

@@ -103,7 +103,7 @@ async def test_a_full_waiting_line_refuses() -> None:
 async def test_waited_too_long() -> None:
     t = table(1)
     await t.acquire(want("a"), LONG)
-    with pytest.raises(WaitedTooLong, match="No slot became free within 0 s"):
+    with pytest.raises(WaitedTooLong, match="No slot became free in 0 s"):
         await t.acquire(want("b"), 0.0)
     assert t.n_waiting == 0
 

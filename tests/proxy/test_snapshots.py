@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli import main
-from proxy.snapshots import _age, _size
+from proxy.snapshots import _age, _size, _table
 from proxy.state_dir import remember_budget
 from proxy.store import Store
 from tests.fakes.slot_bytes import slot_file
@@ -135,6 +135,38 @@ def test_an_unknown_id_is_a_sentence(run: Run, words: tuple[str, ...]) -> None:
     said = run(*words, code=1)
     assert "'zz'" in said
     assert said.count("\n") == 1
+
+
+ROWS = [
+    ("id", "kind", "tokens", "size", "used", "model", "reason", "state"),
+    (
+        "0123456789abcdef",
+        "line",
+        "12,345",
+        "139.0 MiB",
+        "3 min ago",
+        "a-model-with-a-long-name-Q4_K_M",
+        "idle",
+        "pinned",
+    ),
+]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120, None])
+def test_a_narrow_table_has_fewer_columns(width: int | None) -> None:
+    """What is shown is shown whole: the id is what the other commands need."""
+    lines = _table(ROWS, width)
+    assert lines[1].startswith("0123456789abcdef  line  12,345")
+    assert width is None or max(map(len, lines)) <= width
+    assert ("a-model-with-a-long-name-Q4_K_M" in lines[1]) == (width is None or width >= 120)
+
+
+def test_a_pipe_gets_all_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No terminal, no width."""
+    monkeypatch.setenv("COLUMNS", "20")
+    head, first, *_ = run("ls").splitlines()
+    assert head.split() == list(ROWS[0])
+    assert "tiny" in first and "idle" in first
 
 
 def test_sizes_and_ages() -> None:
