@@ -17,7 +17,7 @@ from rich.console import Console
 
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
-from proxy.errors import NotFound, StoreError
+from proxy.errors import NotFound, StoreError, UsageError
 from proxy.state_dir import remembered_budget
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Slot files on disk: what is kept, and for which conversation.", no_args_is_help=True)
 StateDir = Annotated[Path | None, typer.Option(help="state directory; else $SLOTKEEPER_STATE_DIR, else the default")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-Id = Annotated[str, typer.Argument(help="snapshot id, or the beginning of one", metavar="ID")]
+
+
+def _not_empty(name: str) -> str:
+    if not name.strip():
+        raise UsageError("ID is empty: give a snapshot's id, or the beginning of one; see `snapshots ls`.")
+    return name
+
+
+Id = Annotated[str, typer.Argument(help="snapshot id, or the beginning of one", metavar="ID", callback=_not_empty)]
 _SHOWN = (
     *("id", "kind", "n_tokens", "bytes", "created", "last_used", "pinned", "effective", "reason"),
     *("tenant", "model", "line", "fingerprint", "file"),
@@ -81,7 +89,9 @@ class Desk:
     def _get(self, name: str) -> Snapshot:
         found = self._store.get(name)
         if found is None:
-            raise NotFound(f"No snapshot, or more than one, has an id that begins with '{name}': see `snapshots ls`.")
+            many = sum(snapshot.id.startswith(name) for snapshot in self._store.all())
+            how = f"{many} snapshots have ids that begin" if many else "No snapshot has an id that begins"
+            raise NotFound(f"{how} with '{name}': see `snapshots ls`.")
         return found
 
 
@@ -211,7 +221,8 @@ def _report(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
 
 def _removed(answer: dict[str, Any]) -> str:
     orphans = f" and {answer['orphans']} without a record" if answer["orphans"] else ""
-    return f"{answer['removed']} removed{orphans}, {_size(answer['bytes'])} freed."
+    memory = " What lies in the engine's memory stays there until the server stops." if answer.get("in_memory") else ""
+    return f"{answer['removed']} removed{orphans}, {_size(answer['bytes'])} freed.{memory}"
 
 
 def _table(rows: list[tuple[str, ...]], width: int | None) -> list[str]:

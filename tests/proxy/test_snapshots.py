@@ -3,7 +3,7 @@
 import asyncio
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -27,13 +27,13 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-async def fill(folder: Path) -> None:
+async def fill(folder: Path, counts: Iterable[int] = (3, 5)) -> None:
     """Two snapshots through the store."""
     store = await Store.open(folder, budget=2**20, max_lines=10)
     slots = folder / "slots"
     slots.mkdir(exist_ok=True)
     await store.add_dir(slots)
-    for count in (3, 5):
+    for count in counts:
         tokens, name = array("i", range(100, 100 + count)).tobytes(), store.temp_name(FINGERPRINT)
         (slots / name).write_bytes(slot_file(tokens))
         await store.publish(
@@ -167,6 +167,20 @@ def test_a_pipe_gets_all_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     head, first, *_ = run("ls").splitlines()
     assert head.split() == list(ROWS[0])
     assert "tiny" in first and "idle" in first
+
+
+@pytest.mark.parametrize("word", ["show", "pin", "unpin", "rm"])
+def test_an_empty_id(run: Run, word: str) -> None:
+    """Wrong usage, also with a server that would take it for the list's door."""
+    assert "ID is empty" in run(word, "", code=2)
+
+
+def test_an_id_of_many(run: Run, state: Path) -> None:
+    """It is said that there are several, not that there may be none."""
+    asyncio.run(fill(state, range(3, 40)))
+    beginning = next(c for c in "0123456789abcdef" if sum(str(s["id"])[0] == c for s in listed(run)) > 1)
+    assert f"snapshots have ids that begin with '{beginning}'" in run("show", beginning, code=1)
+    assert run("show", "zz", code=1).startswith("slotkeeper: No snapshot has an id that begins with 'zz'")
 
 
 def test_sizes_and_ages() -> None:
