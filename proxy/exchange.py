@@ -14,6 +14,7 @@ from llamacpp.errors import EngineUnreachable
 from llamacpp.reports import Timings
 from llamacpp.wire import Asked
 from policies.causes import Cause
+from policies.placeholders import Resolver
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
@@ -49,6 +50,8 @@ class Exchange:
         self.clock = Clock()
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
+        self._line: Line | None = None
+        """To be written to state.db, once the client has its answer."""
         self._ledger: Ledger | None = None
         """What the line's ledger will be once this prompt was sent."""
         self._base: Timings | None = None
@@ -76,6 +79,8 @@ class Exchange:
         finally:
             self.service.running.discard(self)
             self._finish()
+            if self._line is not None:
+                self.service.engines.remember(self._line)
 
     def stop(self) -> None:
         """Ends the request because the pool would overflow; called by the keeper on the younger runner."""
@@ -95,7 +100,7 @@ class Exchange:
 
     async def _fail(self, error: SlotkeeperError) -> None:
         self.record.outcome, self.record.error = error.outcome, str(error.code)
-        await self.out.fail(error, self._headers())
+        await self.out.fail(error, self.record.headers())
 
     # --- the story --------------------------------------------------------------------------------------------------
 
@@ -238,8 +243,10 @@ class Exchange:
             slot.apply(SlotEvent.ANSWERED)
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
 
-        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle, r.writer)
-        relay.keeps = self._ledger is not None
+        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self.record.headers(), settle, r.writer)
+        if self._ledger is not None:
+            relay.keeps, values = True, self._ledger.values
+            relay.resolver = Resolver(values) if values else None
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
@@ -257,7 +264,7 @@ class Exchange:
                     slot.clear_owner()  # what was his is overwritten, or about to be
                 self._abandon(engine, slot, want, self._unfinished(relay, runner))
             elif not r.fresh:
-                self.service.engines.remember(want.line)
+                self._line = want.line
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
@@ -365,6 +372,8 @@ class Exchange:
             slot.saved, slot.body, slot.is_rendered = 0, None, True
             slot.tenant = want.tenant if slot.n_tokens else None
             engine.table.release(slot)
+            # A task that was still queued when the engine reported may have run a little since.
+            asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, self.service.engines.suspect, engine)
 
     def _finish(self) -> None:
         r, c, now = self.record, self.clock, time.perf_counter()
@@ -377,20 +386,6 @@ class Exchange:
             if c.first:
                 m.first_token(r.engine, r.kind, c.first - c.start)
         self.service.remember(r)
-
-    def _headers(self) -> dict[str, str]:
-        r = self.record
-        headers = {"x-slotkeeper-request-id": r.id}
-        if r.line:
-            headers["x-slotkeeper-line"] = r.line
-        if r.placement:
-            headers |= {
-                "x-slotkeeper-slot": str(r.slot),
-                "x-slotkeeper-placement": r.placement,
-                "x-slotkeeper-waited-ms": str(round(r.waited_ms)),
-                "x-slotkeeper-predicted-cache-n": str(r.predicted_cache_n),
-            }
-        return headers
 
 
 MISPREDICTED = 64
