@@ -77,17 +77,17 @@ class Service:
         self.store.put_request(record.to_json())
         log.info(
             "answered" if record.outcome == "ok" else "not_answered",
-            request=record.id,
-            outcome=record.outcome,
-            error=record.error,
-            kind=record.kind,
-            slot=record.slot,
-            placement=record.placement,
             cached=record.cache_n,
             computed=record.prompt_n,
             generated=record.predicted_n,
-            cause=record.cause,
             seconds=record.seconds,
+            cause=record.cause,
+            outcome=record.outcome,
+            error=record.error,
+            placement=record.placement,
+            slot=record.slot,
+            kind=record.kind,
+            request=record.id,
         )
 
     def note_dropped(self, dialect: Dialect, names: list[str]) -> None:

@@ -289,7 +289,7 @@ class SlotTable:
             raise self._full()
 
     def _full(self) -> Busy:
-        return Busy(f"{self.max_waiting} requests wait already; try again when some are done.")
+        return Busy(f"The waiting line is full ({self.max_waiting}); try again when some requests are done.")
 
     def pump(self) -> None:
         """Grants what can be granted, in the order of policies/queue."""

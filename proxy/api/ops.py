@@ -91,7 +91,7 @@ def _last(request: Request, default: str) -> int:
     """How many requests are asked for; raises BadRequest."""
     text = request.query_params.get("last", default)
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise errors.BadRequest(f"last={text[:20]} is not a whole number.", param="last")
+        raise errors.BadRequest(f"last={text[:20]} is not a whole number from 0 on.", param="last")
     return min(int(text), MOST_RECORDS)
 
 
