@@ -163,7 +163,8 @@ summaries and retries are fewer; a thousand that begin with "hello" must not cos
 
 
 Fits = Callable[["Line", int], int | None]
-"""How well a line fits a prompt that agrees with its first so many messages; None: it is another conversation's."""
+"""How well a line fits a prompt that agrees with its first so many messages; below 0: only if no other does; None: it
+is another conversation's."""
 
 
 class _Index:
@@ -216,11 +217,15 @@ class LineBook:
 
     def find(self, who: Identity, prompt: Prompt, first_user: bytes, fits: Fits = lambda *_: 0) -> Found:
         """The longest ledger that the prompt extends; else the one that it edits; else one with another base."""
+        doubtful: Found | None = None
         for position in range(len(prompt.chain) - 1, max(prompt.n_leading, 0) - 1, -1):
             ids = islice(self._by_tail.newest(_key(who, prompt.chain[position])), MOST_COMPARED)
-            best = _fittest([self._lines[line_id] for line_id in ids], position + 1, fits)
-            if best is not None:
-                return Found(best, Match.EXTENDS, position + 1)
+            score, fittest = _fittest([self._lines[line_id] for line_id in ids], position + 1, fits)
+            if fittest is not None and score >= 0:
+                return Found(fittest, Match.EXTENDS, position + 1)
+            doubtful = doubtful or (Found(fittest, Match.EXTENDS, position + 1) if fittest else None)
+        if doubtful is not None:
+            return doubtful
         best, shared = None, -1
         for line in self.starting(who, first_user):
             in_common = shared_entries(line.prompt.chain, prompt.chain)
@@ -278,10 +283,10 @@ class LineBook:
             self._by_tail.drop(_key(line.who, line.prompt.chain[-1]), line.id)
 
 
-def _fittest(lines: list[Line], shared: int, fits: Fits) -> Line | None:
-    """The line that fits best, of equals the newest; None when each is another conversation's."""
+def _fittest(lines: list[Line], shared: int, fits: Fits) -> tuple[int, Line | None]:
+    """The line that fits best, of equals the newest, and how well; None when each is another conversation's."""
     scores = [(score, -i) for i, line in enumerate(lines) if (score := fits(line, shared)) is not None]
-    return lines[-max(scores)[1]] if scores else None
+    return (max(scores)[0], lines[-max(scores)[1]]) if scores else (0, None)
 
 
 _Key = tuple[str, str | None, str | None, bytes]

@@ -29,6 +29,10 @@ log = structlog.get_logger(__name__)
 Json = dict[str, Any]
 
 
+DOUBT = 10
+"""Taken from how well a line fits that was told another directory: the session may have moved, or be another."""
+
+
 class Recognition:
     """One chat request among the lines of its tenant. `line_changes`: text lines of its base, as they were sent and as
     they read now; `repairs`: what was done on the way."""
@@ -83,7 +87,7 @@ class Recognition:
         has_answers = any(m.get("role") == "assistant" for m in self._messages[self._n_leading : shared])
         if (differs or learned) and self._request.who.session is None and not has_answers and echo is not True:
             return None
-        return {True: 2, None: 1, False: 0}[echo] + (not differs and not learned)
+        return {True: 2, None: 1, False: 0}[echo] - (DOUBT if differs or learned else 0)
 
     def _echoes(self, line: Line, shared: int) -> bool | None:
         """Whether the message behind the line's newest prompt is the answer to it; None where that cannot be told."""
