@@ -15,7 +15,7 @@ import orjson
 import structlog
 
 from policies.append_only import Repaired, diff_kinds, new_reminders, normal, reconcile
-from policies.layout import change_note, first_note, line_note, to_tell, with_note
+from policies.layout import change_note, first_note, line_note, with_note
 from policies.placeholders import resolved
 from policies.replay import give_back
 from policies.types import Match
@@ -166,8 +166,10 @@ class _Repair:
         old = found.line.ledger if found.line is not None and found.match is not Match.BASE else None
         known = 0 if old is None else len(old.raw) if found.match is Match.EXTENDS else found.shared
         raws = self._request.raws
-        if old is not None and known == self._n and (raws[-1] != old.raw[known - 1] or self._has_news(old, laid)):
-            known -= 1  # asked again in other words, or another day: the newest message is the client's to say
+        if old is not None and known == self._n and raws[-1] != old.raw[known - 1]:
+            known -= 1  # asked again in other words: the newest message is the client's to say
+        if old is not None:
+            known = self._with_room(old, known, laid)
         if found.line is not None and old is not None and self._needs_text(old, known):
             sent = await self._recognition.texts(found.line)
             if sent is None:
@@ -181,8 +183,12 @@ class _Repair:
         told = self._noted(old, known, laid, messages, altered)
         return self._finish(laid, found, old, messages, altered, told)
 
-    def _has_news(self, old: Ledger, laid: LaidBase) -> bool:
-        return bool(to_tell(old.told_before(self._n), laid.values) or self._line_changes)
+    def _with_room(self, old: Ledger, known: int, laid: LaidBase) -> int:
+        """Fewer known messages where values have changed and no new message could say so (the same asked again)."""
+        at = self._newest_asking(0)
+        return (
+            at if at is not None and at < known and any(old.changed(known, laid.values, self._line_changes)) else known
+        )
 
     def _needs_text(self, old: Ledger, known: int) -> bool:
         start, raws = self._n_leading, self._request.raws
@@ -256,11 +262,8 @@ class _Repair:
             told = [(first, {v.name: v.text for v in laid.values})]
             at = self._append(messages, altered, [line_note(b, n) for b, n in self._line_changes], first)
             return told if at is None else [*told, (at, {f"={b}": n for b, n in self._line_changes})]
+        tell, lines, back = old.changed(known, laid.values, self._line_changes)
         known_values = old.told_before(known)
-        tell = to_tell(known_values, laid.values)
-        lines = [(b, n) for b, n in self._line_changes if known_values.get(f"={b}", b) != n]
-        now = {b for b, _ in self._line_changes}
-        back = [(n, k[1:]) for k, n in known_values.items() if k[:1] == "=" and k[1:] not in now and n != k[1:]]
         notes = [change_note(tell)] if tell else []
         notes += [line_note(known_values.get(f"={b}", b), n) for b, n in lines] + [line_note(n, b) for n, b in back]
         at = self._append(messages, altered, [*notes, *self._reminders], known)
@@ -269,12 +272,16 @@ class _Repair:
         values = {v.name: v.text for v in tell} | {f"={b}": n for b, n in lines} | {f"={b}": b for _, b in back}
         return [*old.told, (at, values)]
 
+    def _newest_asking(self, start: int) -> int | None:
+        """The newest message from `start` on that may bear a note."""
+        asking = (i for i in range(self._n - 1, start - 1, -1) if self._messages[i].get("role") in ("user", "tool"))
+        return next(asking, None)
+
     def _append(self, messages: list[Json], altered: set[int], notes: Sequence[str], start: int) -> int | None:
         """The notes behind the newest message that may bear one; its position, None when there is none."""
         if not notes:
             return None
-        asking = (i for i in range(self._n - 1, start - 1, -1) if messages[i].get("role") in ("user", "tool"))
-        at = next(asking, None)
+        at = self._newest_asking(start)
         if at is not None:
             messages[at] = with_note(messages[at], "\n".join(notes), front=False)
             altered.add(at)
