@@ -69,11 +69,16 @@ class Service:
         if record.id in self.records:
             self.store.put_request(record.to_json())
 
-    def remember(self, record: Record) -> None:
-        """Keeps a finished request for /slotkeeper/requests, the oldest beyond MOST_RECORDS out."""
+    def show_record(self, record: Record) -> None:
+        """Shows a request in /slotkeeper/requests, the oldest beyond MOST_RECORDS out: from the moment that the engine
+        has told its figures, so that whoever has the end of an answer finds it there."""
         self.records[record.id] = record
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
+
+    def remember(self, record: Record) -> None:
+        """Keeps a request that has ended, and logs it."""
+        self.show_record(record)
         self.store.put_request(record.to_json())
         log.info(
             "answered" if record.outcome == "ok" else "not_answered",
