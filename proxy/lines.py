@@ -5,10 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from types import MappingProxyType
 
 from llamacpp.tokens import Estimator
 from policies.causes import Cause
@@ -31,7 +30,6 @@ class Identity:
     parent: str | None = None
 
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
 NO_TOOLS = frozenset({digest(b"null"), digest(b"[]"), digest()})
 """Digests of the tools of a base that has none."""
 TEMPLATE_TOKENS = 32
@@ -117,19 +115,6 @@ class Line:
         """Its base holds tool definitions."""
         return self.prompt.tools not in NO_TOOLS
 
-    def agreement(self, told: Mapping[str, str]) -> int:
-        """How many of these volatile values are what the line was told last."""
-        known = self.ledger.values if told and self.ledger is not None else {}
-        return sum(known.get(f"[[{name}]]") == text for name, text in told.items())
-
-    def fitness(self, told: Mapping[str, str]) -> tuple[int, bool]:
-        """Which of several lines that say the same is meant: the one told the same, not one whose answer is running."""
-        return self.agreement(told), not self.running
-
-    def contradicts(self, told: Mapping[str, str]) -> bool:
-        """Whether the line was told otherwise than these values."""
-        return self.ledger is not None and self.agreement(told) < len(told)
-
     def tokens_of(self, n_bytes: int) -> int:
         """Tokens that so many bytes of messages seldom exceed, the template's own around them included."""
         return self.estimator.at_most(n_bytes) + TEMPLATE_TOKENS
@@ -181,6 +166,11 @@ MOST_COMPARED = 16
 summaries and retries are fewer; a thousand that begin with "hello" must not cost time."""
 
 
+Fits = Callable[["Line", int], int | None]
+"""How well a line fits a prompt that agrees with its first so many messages; below 0: only if no other does; None: it
+is another conversation's."""
+
+
 class _Index:
     """Ids of lines by key, newest last: several lines may share a key, and none hides another for good."""
 
@@ -229,29 +219,33 @@ class LineBook:
         """The line of that id, if it is still known."""
         return self._lines.get(line_id) if line_id else None
 
-    def find(self, who: Identity, prompt: Prompt, first_user: bytes, told: Mapping[str, str] = NOTHING) -> Found:
-        """The longest ledger that the prompt extends; else the one that it edits; else one with another base.
-
-        Among equals the fittest (Line.fitness; `told`: volatile values of the prompt), then the newest.
-        """
+    def find(self, who: Identity, prompt: Prompt, first_user: bytes, fits: Fits = lambda *_: 0) -> Found:
+        """The longest ledger that the prompt extends; else the one that it edits; else one with another base."""
+        doubtful: Found | None = None
         for position in range(len(prompt.chain) - 1, max(prompt.n_leading, 0) - 1, -1):
-            if ends := self._newest(self._by_tail, _key(who, prompt.chain[position])):
-                return Found(max(ends, key=lambda line: line.fitness(told)), Match.EXTENDS, position + 1)
-        begun = self._newest(self._by_start, _key(who, first_user))
-        if not begun:
+            ids = islice(self._by_tail.newest(_key(who, prompt.chain[position])), MOST_COMPARED)
+            score, fittest = _fittest([self._lines[line_id] for line_id in ids], position + 1, fits)
+            if fittest is not None and score >= 0:
+                return Found(fittest, Match.EXTENDS, position + 1)
+            doubtful = doubtful or (Found(fittest, Match.EXTENDS, position + 1) if fittest else None)
+        if doubtful is not None:
+            return doubtful
+        best, shared = None, -1
+        for line in self.starting(who, first_user):
+            in_common = shared_entries(line.prompt.chain, prompt.chain)
+            if in_common > shared and (in_common <= prompt.n_leading or fits(line, in_common) is not None):
+                best, shared = line, in_common
+        if best is None:
             return Found(None, Match.NEW)
-        in_common = [shared_entries(line.prompt.chain, prompt.chain) for line in begun]
-        shared = max(in_common)
-        equals = [line for line, n in zip(begun, in_common, strict=True) if n == shared]
-        best = max(equals, key=lambda line: line.fitness(told))
         if shared > prompt.n_leading:
             return Found(best, Match.EDITED, shared, who.session is None and shared == len(prompt.chain))
         # A first message alone ("hello") says nothing: another base needs a session's name, or a history, to be one.
         is_same = who.session is not None or len(prompt.chain) - prompt.n_leading > 1
         return Found(best, Match.BASE, shared) if is_same else Found(None, Match.NEW)
 
-    def _newest(self, index: _Index, key: _Key) -> list[Line]:
-        return [self._lines[line_id] for line_id in islice(index.newest(key), MOST_COMPARED)]
+    def starting(self, who: Identity, first_user: bytes) -> list[Line]:
+        """Lines that begin with the same first message, newest first, up to MOST_COMPARED."""
+        return [self._lines[i] for i in islice(self._by_start.newest(_key(who, first_user)), MOST_COMPARED)]
 
     def advance(self, line: Line, prompt: Prompt, n_tokens: int) -> None:
         """The line's newest prompt was processed: it is what the next one has to extend."""
@@ -291,6 +285,14 @@ class LineBook:
         self._by_start.drop(_key(line.who, line.first_user), line.id)
         if line.prompt.chain:
             self._by_tail.drop(_key(line.who, line.prompt.chain[-1]), line.id)
+
+
+def _fittest(lines: list[Line], shared: int, fits: Fits) -> tuple[int, Line | None]:
+    """The line that fits best, and how well; None when each is another conversation's. Of equals one that has no answer
+    running (a twin that asks at the same moment has taken it), and of those the newest."""
+    found = ((fits(line, shared), not line.running, -i) for i, line in enumerate(lines))
+    scores = [(score, *rest) for score, *rest in found if score is not None]
+    return (max(scores)[0], lines[-max(scores)[-1]]) if scores else (0, None)
 
 
 _Key = tuple[str, str | None, str | None, bytes]

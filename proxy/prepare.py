@@ -15,17 +15,17 @@ import orjson
 import structlog
 
 from policies.append_only import Repaired, diff_kinds, new_reminders, normal, reconcile
-from policies.layout import change_note, changed_lines, first_note, line_note, with_note
+from policies.layout import change_note, first_note, line_note, with_note
 from policies.placeholders import resolved
 from policies.replay import give_back
-from policies.types import Match, Prompt, digest
-from proxy.api.read import ModelRequest, chained, folded
-from proxy.errors import BrokenLine, StoreError
-from proxy.kinds import apart, kind_of
-from proxy.layouts import NO_RULES, LaidBase, opening_of, text_of
+from policies.types import Match
+from proxy.api.read import ModelRequest, folded
+from proxy.errors import BrokenLine
+from proxy.layouts import LaidBase
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
 from proxy.metrics import Kind
+from proxy.recognise import Recognition
 from proxy.service import Service
 from proxy.template_clock import clock_values, with_clock
 
@@ -52,11 +52,11 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
     """Raises BrokenLine in mode strict when the request does not extend its line."""
     if request.door != "chat" or request.mode == "observe":
         found = service.lines.find(request.who, request.prompt, request.first_user)
-        kind = kind_of(service, request)
-        return Prepared(_folded(service, request), apart(found, kind), kind=kind)
+        kind = _kind(service, request)
+        return Prepared(_folded(service, request), _apart(found, kind), kind=kind)
     prepared = await _Repair(service, request).run()
-    kind = kind_of(service, request)
-    found = apart(prepared.found, kind)
+    kind = _kind(service, request)
+    found = _apart(prepared.found, kind)
     prepared = replace(prepared, found=found, kind=kind)
     if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
         line = found.line.id if found.line is not None else ""
@@ -67,6 +67,18 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
         )
     service.metrics.repaired(prepared.repairs)
     return prepared
+
+
+def _kind(service: Service, request: ModelRequest) -> Kind:
+    """Label `kind`: a request without tools, in a session that has them, is a title, a summary or the like."""
+    if request.door == "chat" and not request.body.get("tools") and service.lines.has_tools(request.who):
+        return "side"
+    return request.kind
+
+
+def _apart(found: Found, kind: Kind) -> Found:
+    """A question on the side with a base of its own is no later state of the main line, and must not take its place."""
+    return Found(None, Match.NEW) if kind == "side" and found.match is Match.BASE else found
 
 
 def _where(found: Found) -> str:
@@ -97,19 +109,13 @@ class _Repair:
         self._service, self._request = service, request
         self._messages: list[Json] = request.body["messages"]
         self._n, self._n_leading = len(self._messages), request.prompt.n_leading
-        self._tenant = request.who.tenant
-        self._repairs: list[str] = []
-        self._line_changes: list[tuple[str, str]] = []
+        self._recognition = Recognition(service, request)
+        self._repairs, self._line_changes = self._recognition.repairs, self._recognition.line_changes
         self._deferred: set[int] = set()
-        self._first_user = next((i for i, m in enumerate(self._messages) if m.get("role") == "user"), None)
-        self._opening = opening_of(self._messages, self._first_user)
+        self._first_user, self._opening = self._recognition.first_user, self._recognition.opening
 
     async def run(self) -> Prepared:
-        laid, found = self._look_up(self._n_learned())
-        if found.match is Match.BASE:
-            laid, found = await self._with_its_base(laid, found)
-        if found.match in (Match.BASE, Match.NEW):
-            laid, found = self._met(laid, found)
+        laid, found = await self._recognition.run()
         if found.match is Match.EDITED:
             found = await self._reconciled(found)
         elif found.match is Match.EXTENDS:
@@ -117,71 +123,6 @@ class _Repair:
         if self._first_user is not None:
             laid = replace(laid, values=(*laid.values, *clock_values(self._service.engines, self._request.body)))
         return await self._spelled(laid, found)
-
-    # --- which base, which line -------------------------------------------------------------------------------------
-
-    def _n_learned(self) -> int:
-        return NO_RULES if self._first_user is None else self._service.layouts.n_learned(self._tenant)
-
-    def _lay_out(self, n_learned: int) -> LaidBase:
-        p = self._request.prompt
-        leading, opening = self._messages[: self._n_leading], [self._messages[i] for i in self._opening]
-        raw = digest(p.system, p.tools, *(self._request.raws[i] for i in self._opening))
-        return self._service.layouts.lay_out(
-            self._tenant, leading, self._request.body.get("tools"), raw, n_learned, opening
-        )
-
-    def _prompt(self, laid: LaidBase) -> Prompt:
-        p, r = self._request.prompt, self._request
-        entries = [*(laid.system,) * self._n_leading, *r.normals[self._n_leading :]]
-        for i, message in zip(self._opening, laid.opening, strict=True):
-            entries[i] = digest(orjson.dumps(message))
-        chain = chained(digest(laid.system, laid.tools_digest, p.params), entries)
-        return Prompt(laid.system, laid.tools_digest, p.params, chain, p.sizes, p.n_leading)
-
-    def _find(self, laid: LaidBase) -> Found:
-        r, told = self._request, {v.name: v.text for v in laid.values if v.action != "clock"}
-        found = self._service.lines.find(r.who, self._prompt(laid), r.first_user, told)
-        is_first_turn = all(m.get("role") not in ("assistant", "tool") for m in self._messages)
-        if is_first_turn and r.who.session is None and found.line is not None and found.line.contradicts(told):
-            return Found(None, Match.NEW)  # "hello" in another directory is another conversation
-        return found
-
-    def _look_up(self, n_learned: int) -> tuple[LaidBase, Found]:
-        laid = self._lay_out(n_learned)
-        return laid, self._find(laid)
-
-    async def _with_its_base(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
-        """The line's base may have been laid out before more was learned, or differ in volatile spans alone."""
-        line = found.line
-        if line is None or line.ledger is None or self._first_user is None:
-            return laid, found
-        own, again = self._look_up(line.ledger.n_learned)
-        if again.match in (Match.EXTENDS, Match.EDITED):
-            return own, again
-        if line.prompt.tools != own.tools_digest or line.prompt.n_leading != self._n_leading:
-            return laid, found
-        sent = await self._texts(line)
-        if sent is None:
-            return laid, found
-        leading = tuple(map(orjson.loads, sent[: self._n_leading]))
-        texts = tuple(map(text_of, leading))
-        changes = changed_lines(texts, own.texts)
-        if not changes:
-            return laid, found
-        self._line_changes = changes
-        self._service.layouts.teach(self._tenant, texts, own.texts)
-        own = replace(own, leading=leading, texts=texts, system=line.prompt.system)
-        return own, self._find(own)
-
-    def _met(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
-        """A new base: does it differ from a known one in volatile spans alone?"""
-        layouts = self._service.layouts
-        if laid.n_learned != NO_RULES and layouts.meet(self._tenant, laid.texts):
-            laid, found = self._look_up(layouts.n_learned(self._tenant))
-            layouts.meet(self._tenant, laid.texts)
-        self._repairs.extend(laid.changes)
-        return laid, found
 
     # --- where it departs from its ledger -----------------------------------------------------------------------------
 
@@ -195,11 +136,11 @@ class _Repair:
         differing = {i for i in known if ledger.normal[i] != normals[i]}
         if not differing or any(self._messages[i].get("role") != "tool" for i in differing):
             return found
-        sent = await self._texts(line)
+        sent = await self._recognition.texts(line)
         if sent is None or line.ledger is not ledger:
             return found
         before = [orjson.loads(sent[i]) if i in differing else self._messages[i] for i in known]
-        verdict = reconcile(before, self._messages[self._n_leading :], self._defaults())
+        verdict = reconcile(before, self._messages[self._n_leading :], self._recognition.defaults())
         if not isinstance(verdict, Repaired) or verdict.n_shared != len(before):
             return found
         self._deferred = {at + self._n_leading for at in verdict.deferred}
@@ -219,27 +160,6 @@ class _Repair:
         new = sum(self._request.prompt.sizes[len(line.prompt.chain) :])
         return n_ctx > 0 and line.n_tokens + line.tokens_of(new) >= PRUNE_AT * n_ctx
 
-    def _defaults(self) -> Any:
-        return self._service.normals.defaults(self._request.body.get("tools"))[1]
-
-    async def _texts(self, line: Line) -> list[bytes] | None:
-        """The messages of the line's ledger, from state.db where they are not in memory; None when they are lost."""
-        ledger = line.ledger
-        if ledger is None or ledger.sent is not None:
-            return ledger.sent if ledger else None
-        try:
-            found = await self._service.store.load_texts(line.id)
-        except StoreError as error:
-            log.warning("ledger_not_read", line=line.id, error=str(error))
-            found = []
-        if len(found) != len(ledger.raw):
-            self._repairs.append("gave_up")
-            return None
-        if ledger.sent is None:
-            ledger.sent = found
-            self._service.texts.hold(line.id, ledger)
-        return ledger.sent
-
     # --- how it is spelled ------------------------------------------------------------------------------------------
 
     async def _spelled(self, laid: LaidBase, found: Found) -> Prepared:
@@ -251,7 +171,7 @@ class _Repair:
         if old is not None:
             known = self._with_room(old, known, laid)
         if found.line is not None and old is not None and self._needs_text(old, known):
-            sent = await self._texts(found.line)
+            sent = await self._recognition.texts(found.line)
             if sent is None:
                 old, known = None, 0
         full, old = old, old.branch(known) if old is not None else None
@@ -316,7 +236,7 @@ class _Repair:
         return altered
 
     def _echoed(self, reply: Json, echo: Json, full: Ledger) -> tuple[Json, tuple[str, ...]]:
-        said, defaults = resolved(reply, full.values), self._defaults()
+        said, defaults = resolved(reply, full.values), self._recognition.defaults()
         if said is not reply and normal(said, defaults) == normal(echo, defaults):
             return reply, ("placeholder",)
         return give_back(reply, echo, defaults)
@@ -383,7 +303,7 @@ class _Repair:
         sent = [orjson.dumps(messages[i]) if i in altered else blob for i, blob in enumerate(r.blobs)]
         if old is not None and old.sent is not None:
             sent[: len(old.sent)] = [b if a != b else a for a, b in zip(old.sent, sent, strict=False)]
-        prompt = replace(self._prompt(laid), sizes=tuple(map(len, sent)))
+        prompt = replace(self._recognition.prompt(laid), sizes=tuple(map(len, sent)))
         deferred = self._deferred | (old.deferred if old is not None else set())
         ledger = Ledger(list(r.raws), list(r.normals), sent, altered, deferred, told, laid.n_learned)
         body = r.body

@@ -37,7 +37,7 @@ def test_a_named_session_that_asks_the_same_again_elsewhere() -> None:
 
 def test_a_session_that_moves_goes_on() -> None:
     talk = Talk()
-    one = talk.send([system(cwd=HERE), user("x")])
+    one = talk.send([system(cwd=HERE), user("x")], reply=answer())
     two = talk.send([system(cwd=THERE), user("x"), answer(), user("y")])
     assert is_prefix(one, two)
     assert f"[[cwd]] is now {THERE}" in sent(two)[-1]["content"]
