@@ -36,7 +36,8 @@ class Rule:
     when they are 30 minutes away), path (the same, and every other occurrence of the value becomes the placeholder).
     `example`: text that it matches. `hints`: texts of which one stands in each match, as `shape_of` spells them; the
     rule is tried on the lines around them only, without hints on each line. `near`: texts of which one stands on those
-    lines, too, spelled alike. `block`: the value may have several lines.
+    lines, too, spelled alike. Lines around hints may be long, so a user's rule with hints may hold one open repetition
+    at most. `block`: the value may have several lines.
     """
 
     name: str
@@ -90,7 +91,9 @@ def problem(rule: Rule, *, trusted: bool) -> str | None:
         return f"its expression does not compile: {error}"
     if pattern.groups != 1:
         return f"its expression needs exactly one capturing group, the value; it has {pattern.groups}"
-    if not trusted and line_limit(rule.pattern) < MIN_LINE:
+    if rule.block and not rule.hints:
+        return "a block needs hints"
+    if not trusted and line_limit(rule.pattern) < (MAX_LINE if rule.hints else MIN_LINE):
         return "its expression may take too long: bound its repetitions, like .{0,80}, and repeat no group that repeats"
     if any(pattern.search(text) for text in _ANY_TEXTS):
         return "it matches everything"
@@ -113,6 +116,7 @@ _TOKEN = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
 def line_limit(pattern: str) -> int:
     """Characters of the longest line on which `pattern` needs at most MAX_STEPS steps; 0: a repetition repeats.
 

@@ -11,78 +11,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from policies.layout_check import Rule, problem
+from policies.layout_shapes import (
+    BRANCH_LINE,
+    CLOCK,
+    DATE,
+    DATES,
+    DAY,
+    DIRECTORIES,
+    GAP,
+    GIT_LINE,
+    ID,
+    LABEL,
+    LONG_PATH,
+    MOMENT,
+    MONTH,
+    NOW,
+    PATH,
+    PATHS,
+    TIMES,
+    TO_PATH,
+    TODAY,
+    UUID,
+    WHEN,
+)
 
 __all__ = ["RULES", "Rule", "check_rules"]
-
-_DAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
-_MONTH = r"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]{0,6}\.?"
-_NTH = r"\d{1,2}(?:st|nd|rd|th)?"
-_DATE = (
-    rf"(?:(?:{_DAY},? )?(?:"
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?!\d)"
-    r"|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d)(?!\d)"
-    rf"|{_MONTH} {_NTH},? \d{{4}}"
-    rf"|{_NTH}\.?(?: of)? {_MONTH},? \d{{4}}"
-    r"|\d{4}\u5e74 ?\d{1,2}\u6708 ?\d{1,2}\u65e5(?:\u661f\u671f.)?"
-    rf")(?: \({_DAY}\)|,? {_DAY}\b)?)"
-)
-_ZONE = (
-    r"(?: ?Z\b| ?(?:UTC|GMT)\b(?:[+-]\d{1,2}(?::?\d\d)?)?| ?[+-]\d\d:?\d\d\b"
-    r"| [A-Z]{2,4}T\b| \([A-Za-z][A-Za-z0-9 /_+:-]{1,40}\)){0,3}"
-)
-_CLOCK = rf"\d{{1,2}}:\d\d(?::\d\d(?:[.,]\d{{1,9}})?)?(?: ?[ap]\.?m\b\.?)?{_ZONE}(?![\d:])"
-_MOMENT = (
-    rf"(?:{_DATE}(?:T|,? (?:at |[-\u2014\u2013] )?){_CLOCK}"
-    rf"|{_DAY},? {_MONTH} +\d{{1,2}},? \d\d:\d\d:\d\d(?: [A-Z]{{3,5}})? \d{{4}}"
-    rf"|{_CLOCK},? (?:on )?{_DATE})"
-)
-_GAP = (
-    r"(?:[\s:=*_`\"'\u2019>(\[\u2014\u2013\uff1a,#|/&-]|\([a-z/ _-]{1,30}\)"
-    r"|\b(?:is|it|the|and|date|time|datetime|day|today|now|currently|local|utc|iso"
-    r"(?: 8601)?|format|in|at|on)\b|\u662f){1,14}"
-)
-_NOW = (
-    r"(?:\b(?:today|now)(?:['\u2019]?s)?\b|\b(?:it is|it['\u2019]s) (?:now|currently)\b"
-    r"|\b(?:current|present|local|system|session|user(?:['\u2019]s)?|conversation)[ _-]?(?:local |system )?"
-    r"(?:date|day|time|datetime|timestamp|started|start)"
-    r"|(?:^|[.!?;,] |\| ?)[\s>*_#`\"{<-]{0,6}(?:\d{1,2}[.)] )?(?:the )?"
-    r"(?:date|time|datetime|date ?[/_&] ?time|date and time|timestamp|now|as of|it is)\b"
-    r"|\u4eca\u5929|\u4eca\u65e5|\u5f53\u524d|\u73b0\u5728)"
-)
-_TODAY = r"\b(?:today(?:['\u2019]?s)?|current[ _](?:local )?(?:date|day|time|datetime))\b"
-_PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\s`\"'<>|]{0,190}[^\s`\"'<>|.,;:!?)\]\\/])?)"
-_LONG_PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\n`\"'<>|:]{0,190}[^\s`\"'<>|.,;:)\]\\/])?)"
-_TO_PATH = r"(?:\*\*|[`\"'])?(?: is:?|:| ?=|\">|>)[\s*`\"'(]{0,4}"
-_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_ID = (
-    rf"(?:[a-z]{{2,12}}[_-])?(?:{_UUID}|[0-9a-f]{{12,64}}|[0-9A-HJKMNP-TV-Z]{{26}}"
-    r"|(?=[a-z_-]{0,63}\d)[a-z0-9_-]{16,64})"
-)
-_LABEL = r"^[-*#> \t]{0,6}(?:\d{1,2}[.)] )?(?:\*\*)?"
-
-# Runs of lines as git and the agents print them: from a branch line to the last line that can be git's.
-_BRANCH_LINE = (
-    rf"(?:{_LABEL}(?:current |git |current git |active )?branch(?:\*\*)?:[^\n]{{1,200}}"
-    r"|^## (?:[\w./-]{1,100}\.\.\.|HEAD )[^\n]{1,120})"
-)
-_GIT_LINE = (
-    r"(?:[ \t]*(?:"
-    r"[-*#> \t]{0,6}(?:\*\*)?(?:current |main |default |base |git |remote |local |working tree )?"
-    r"(?:branch|status|upstream|ahead|behind|remote|user|head|stash|changes|staged|unstaged|untracked|modified)"
-    r"(?: files| changes)?(?:\*\*)?(?: \([^)\n]{1,80}\))?:[^\n]{0,200}"
-    r"|[^\n:]{0,40}\bcommits?(?: \([^)\n]{1,40}\))?:(?: `?[0-9a-f]{7,40} [^\n]{1,200})?"
-    r"|## (?:[\w./-]{1,100}\.\.\.|HEAD )[^\n]{1,120}"
-    r"|(?:[-*] )?[0-9a-f]{7,40} [^\n]{0,200}"
-    r"|(?:[-*] `)?[ MADRCUT?!]{1,2} [^\n]{1,200}"
-    r"|\(clean\)|clean|```|nothing to commit[^\n]{0,80}|working tree clean|\.\.\. ?\(?truncated[^\n]{0,80}"
-    r")[ \t]*$)"
-)
-
-_DATES = ("00-0", "0/0", "0.0", " 0000", "0000?")
-_TIMES = ("0:00",)
-_WHEN = ("today", "now", "date", "day", "time", "start", "as of", "it is", "currently", "??")
-_PATHS = (" /", '"/', " ~", '"~', ":\\", ":/")
-_DIRECTORIES = ("director", "dir", "cwd", "pwd")
 
 RULES: tuple[Rule, ...] = (
     # Claude Code: a block of its own before the system text, without a line break behind it.
@@ -109,7 +62,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "git",
         "system",
-        rf"({_BRANCH_LINE}(?:\n[ \t]*\n?{_GIT_LINE}){{1,80}})",
+        rf"({BRANCH_LINE}(?:\n[ \t]*\n?{GIT_LINE}){{1,80}})",
         "move",
         "Current branch: main\n\nStatus:\n M a.py\n\nRecent commits:\naefde20 first commit\n",
         ("branch", "## "),
@@ -130,7 +83,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "branch",
         "system",
-        rf"{_LABEL}(?:current |git |current git |active )?branch(?:\*\*)?:(?:\*\*)? ?`?([\w./@+-]{{1,150}})`?$",
+        rf"{LABEL}(?:current |git |current git |active )?branch(?:\*\*)?:(?:\*\*)? ?`?([\w./@+-]{{1,150}})`?$",
         "move",
         "Current branch: main",
         ("branch:", 'branch"":'),
@@ -138,16 +91,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "root",
         "system",
-        rf"\b(?:git )?(?:repo|repository|worktree|git) root(?: (?:folder|directory|dir|path))?{_TO_PATH}({_PATH})",
+        rf"\b(?:git )?(?:repo|repository|worktree|git) root(?: (?:folder|directory|dir|path))?{TO_PATH}({PATH})",
         "path",
         "* Git repository root: /home/dev/repo",
-        _PATHS,
+        PATHS,
         ("root",),
     ),
     Rule(
         "git_repo",
         "system",
-        rf"{_LABEL}(?:is )?(?:the |this )?(?:working |current )?(?:directory )?(?:in |inside )?(?:a )?"
+        rf"{LABEL}(?:is )?(?:the |this )?(?:working |current )?(?:directory )?(?:in |inside )?(?:a )?"
         r"git repo(?:sitory)?(?: root)?(?:\*\*)?[:?](?:\*\*)? ?(?!/|~|[a-z]:[\\/])(\S[^\n]{0,100})$",
         "move",
         "Is directory a git repo: yes",
@@ -157,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "files",
         "system",
-        rf"{_LABEL}(?:directory|folder|workspace|project) (?:contents|listing|files|structure)"
+        rf"{LABEL}(?:directory|folder|workspace|project) (?:contents|listing|files|structure)"
         r"(?: \([^)\n]{1,60}\))?:[ \n]([^\s*<#][^\n]*(?:\n(?![*<#\n])[^\n]+){0,300})",
         "move",
         "* Directory contents (snapshot at turn start): LICENSE\ncmd/\n* Available tools: git",
@@ -175,28 +128,28 @@ RULES: tuple[Rule, ...] = (
         ("structure of the current working",),
         block=True,
     ),
-    Rule("now", "system", rf"{_NOW}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", _TIMES, _WHEN),
-    Rule("date", "system", rf"{_NOW}{_GAP}({_DATE})", "move", "Today's date: Sun Nov 29 2026", _DATES, _WHEN),
-    Rule("time", "system", rf"{_NOW}{_GAP}({_CLOCK})", "clock", "Time: 10:00:00.", _TIMES, _WHEN),
+    Rule("now", "system", rf"{NOW}{GAP}({MOMENT})", "clock", "Current time: 2026-11-29T10:00:00Z", TIMES, WHEN),
+    Rule("date", "system", rf"{NOW}{GAP}({DATE})", "move", "Today's date: Sun Nov 29 2026", DATES, WHEN),
+    Rule("time", "system", rf"{NOW}{GAP}({CLOCK})", "clock", "Time: 10:00:00.", TIMES, WHEN),
     # Tools' descriptions are full of examples ("date: 2026-01-01"): only a cue that leaves no doubt counts there.
-    Rule("now", "tools", rf"{_TODAY}{_GAP}({_MOMENT})", "clock", "Current time: 2026-11-29 10:00", _TIMES, _WHEN),
-    Rule("date", "tools", rf"{_TODAY}{_GAP}({_DATE})", "move", "Today's date is 2026-11-29.", _DATES, _WHEN),
+    Rule("now", "tools", rf"{TODAY}{GAP}({MOMENT})", "clock", "Current time: 2026-11-29 10:00", TIMES, WHEN),
+    Rule("date", "tools", rf"{TODAY}{GAP}({DATE})", "move", "Today's date is 2026-11-29.", DATES, WHEN),
     # A label with nothing but a weekday and a date behind it (Hermes: "Conversation started: ...").
     Rule(
         "now",
         "system",
-        rf"{_LABEL}(?:[a-z][a-z \t]{{1,40}}: )?({_DAY},? {_DATE}(?:,? (?:at )?{_CLOCK}))$",
+        rf"{LABEL}(?:[a-z][a-z \t]{{1,40}}: )?({DAY},? {DATE}(?:,? (?:at )?{CLOCK}))$",
         "clock",
         "Session opened: Sunday, November 29, 2026 10:00 AM",
-        _TIMES,
+        TIMES,
     ),
     Rule(
         "date",
         "system",
-        rf"{_LABEL}(?:[a-z][a-z \t]{{1,40}}: )?({_DAY},? {_DATE})$",
+        rf"{LABEL}(?:[a-z][a-z \t]{{1,40}}: )?({DAY},? {DATE})$",
         "move",
         "Session opened: Sunday, November 29, 2026",
-        _DATES,
+        DATES,
     ),
     # A date in the user's language behind a cue that leaves no doubt (Gemini CLI and its forks).
     Rule(
@@ -211,7 +164,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "day",
         "both",
-        rf"\b(?:today is|today:|day of (?:the )?week:?(?: is)?|weekday:|current day(?: is|:)) ?(?:a )?({_DAY})\b",
+        rf"\b(?:today is|today:|day of (?:the )?week:?(?: is)?|weekday:|current day(?: is|:)) ?(?:a )?({DAY})\b",
         "move",
         "Today is Sunday.",
         ("today is", "today:", "week:", "week is", "day is", "weekday", "current day"),
@@ -220,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         "month",
         "both",
         r"\bcurrent (?:month|year|quarter|week)(?: and year)?(?: is|:|=) ?"
-        rf"({_MONTH},? \d{{4}}|\d{{4}}(?:[-/]\d\d)?|{_MONTH}|Q[1-4] \d{{4}})\b",
+        rf"({MONTH},? \d{{4}}|\d{{4}}(?:[-/]\d\d)?|{MONTH}|Q[1-4] \d{{4}})\b",
         "move",
         "The current month is November 2026.",
         ("current month", "current year", "current quarter", "current week"),
@@ -239,77 +192,77 @@ RULES: tuple[Rule, ...] = (
         "cwd",
         "both",
         r"^[^\n:<]{0,60}\b(?:working directory|current (?:workspace )?directory|cwd|pwd)"
-        rf"(?: \([^)\n]{{1,60}}\))?(?:\*\*)?[:=](?:\*\*)? ?({_LONG_PATH})[ .]?$",
+        rf"(?: \([^)\n]{{1,60}}\))?(?:\*\*)?[:=](?:\*\*)? ?({LONG_PATH})[ .]?$",
         "path",
         "Working directory: /home/dev/my repo",
-        _PATHS,
-        _DIRECTORIES,
+        PATHS,
+        DIRECTORIES,
     ),
     Rule(
         "cwd",
         "both",
         r"\b(?:(?:working|current)[ _-]?(?:workspace |project |working )?dir(?:ectory)?|cwd|pwd)"
-        rf"(?:{_TO_PATH}| [`\"'(]{{0,2}})({_PATH})",
+        rf"(?:{TO_PATH}| [`\"'(]{{0,2}})({PATH})",
         "path",
         "<cwd>\n/home/dev/repo\n</cwd>",
-        _PATHS,
-        _DIRECTORIES,
+        PATHS,
+        DIRECTORIES,
     ),
     Rule(
         "cwd",
         "system",
         r"\b(?:agent|assistant|working|operating|running|located|currently)"
-        rf" (?:at|in)(?: the (?:following )?director(?:y|ies))?:? `?({_PATH})",
+        rf" (?:at|in)(?: the (?:following )?director(?:y|ies))?:? `?({PATH})",
         "path",
         "You are a coding agent at /home/dev/repo.",
-        _PATHS,
+        PATHS,
         ("agent at", "assistant at", "ing at", "ing in", "located", "currently"),
     ),
     Rule(
         "root",
         "system",
         r"\b(?:(?:workspace|project|repo|repository|worktree)(?: root)?(?: (?:folder|directory|dir|path))?"
-        rf"|root(?: (?:folder|directory))?){_TO_PATH}({_PATH})",
+        rf"|root(?: (?:folder|directory))?){TO_PATH}({PATH})",
         "path",
         "Workspace root folder: /home/dev/repo",
-        _PATHS,
+        PATHS,
         ("workspace", "project", "git", "repo", "worktree", "root"),
     ),
     Rule(
         "root",
         "system",
-        rf"\broot director(?:y|ies):\s{{1,3}}[-*] [`\"']?({_PATH})",
+        rf"\broot director(?:y|ies):\s{{1,3}}[-*] [`\"']?({PATH})",
         "path",
         "which contains the following root directories:\n\n- `/home/dev/repo`\n",
-        _PATHS,
+        PATHS,
         ("root director",),
     ),
     Rule(
         "home",
         "system",
-        rf"\bhome(?: directory| dir)?{_TO_PATH}({_PATH})",
+        rf"\bhome(?: directory| dir)?{TO_PATH}({PATH})",
         "path",
         "Home Directory: /home/dev",
-        _PATHS,
+        PATHS,
         ("home",),
     ),
     Rule(
         "dir",
         "system",
         r"\b(?:temp(?:orary)?|scratch(?:pad)?|session|state|memory|cache|log)s? (?:directory|folder|dir|path)"
-        rf"{_TO_PATH}({_PATH})",
+        rf"{TO_PATH}({PATH})",
         "path",
         "The project's temporary directory is: /home/dev/.agent/tmp/0a1b",
-        _PATHS,
+        PATHS,
         ("dir", "folder", "path"),
     ),
     Rule(
         "dir",
         "system",
-        rf"{_LABEL}[^\n:<]{{0,40}}\b(?:directory|folder|workspace|worktree): ({_LONG_PATH})$",
+        rf"{LABEL}[^\n:<]{{0,40}}\b(?:directory|folder|workspace|worktree): ({LONG_PATH})$",
         "path",
         "User data directory: /home/dev",
-        _PATHS,
+        PATHS,
         ("directory:", "folder:", "workspace:", "worktree:"),
     ),
     # The state an agent keeps per directory, named by the directory's path: ~/.claude/projects/-home-dev-repo.
@@ -386,7 +339,7 @@ RULES: tuple[Rule, ...] = (
         "system",
         r"\b(?:session|conversation|request|thread|trace|run|chat|instance|agent|correlation|turn|message|task|window"
         r"|container|machine|host|prompt|cache|nonce|user)[ _-]?(?:uu|gu)?id(?:entifier)?\b"
-        rf"[\s:=*`\"'>]{{1,6}}(?:is )?[`\"']?({_ID})(?![\w-])",
+        rf"[\s:=*`\"'>]{{1,6}}(?:is )?[`\"']?({ID})(?![\w-])",
         "move",
         "Session ID: 01a227d9-1b2c-7d3e-8f4a-5b6c7d8e9f0a",
         ("id:", "id is", 'id"', "id 0", "identifier"),
@@ -394,7 +347,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "id",
         "system",
-        rf"\b(?:nonce|salt|canary|cache[ _-]?bust(?:er)?|session|uuid)\b[:=][\s*`\"']{{0,3}}({_ID})(?![\w-])",
+        rf"\b(?:nonce|salt|canary|cache[ _-]?bust(?:er)?|session|uuid)\b[:=][\s*`\"']{{0,3}}({ID})(?![\w-])",
         "move",
         "Nonce: 0123456789abcdef",
         ("nonce", "salt", "canary", "bust", "session:", 'session"', "uuid"),
@@ -403,7 +356,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "id",
         "system",
-        rf"(?<=[/\\=])({_UUID})(?![\w-])",
+        rf"(?<=[/\\=])({UUID})(?![\w-])",
         "move",
         "/tmp/agent/cea6bea3-b02a-4368-87dd-b976e1cb2461/scratchpad",
         ("-0",),

@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import AnyStr
 
 from policies.layout_check import MAX_BLOCK, MAX_LINE, MAX_VALUE, Action, Rule, compiled, line_limit, shape_of
 
 MIN_PATH = 4
 """Characters of the shortest path that is replaced wherever it stands; "/" or "C:" alone would hit too much."""
+MAX_PLACES = 64
+"""Places of one rule in one text; where there are more they are no values of a prompt, and all stay."""
 MIN_SHARED = 8
 """Characters from which on equal values share a placeholder; shorter ones ("2MB", "yes") may be equal by chance, and
 then the base would depend on it."""
@@ -117,16 +120,19 @@ def take_out(
 
 
 def _by_rules(texts: Sequence[str], n_system: int, rules: Sequence[Rule], looked_at: Iterable[int]) -> list[Span]:
-    taken: list[list[tuple[int, int]]] = [[] for _ in texts]
+    taken = [bytearray(len(text)) for text in texts]  # per character: 1 taken, 2 closed to rules
     spans: list[Span] = []
     for i in looked_at:
-        text, closed = _Text(texts[i]), instructions_at(texts[i]) if i < n_system else []
+        text, marks = _Text(texts[i]), taken[i]
+        for start, end in instructions_at(texts[i]) if i < n_system else ():
+            marks[start:end] = b"\2" * (end - start)
         for rule in rules:
             if rule.where == ("tools" if i < n_system else "system"):
                 continue
-            for start, end in text.matches(rule):
-                if all(end <= a or b <= start for a, b in (*taken[i], *closed)):
-                    taken[i].append((start, end))
+            places = list(islice(text.matches(rule), MAX_PLACES + 1))
+            for start, end in places if len(places) <= MAX_PLACES else ():
+                if marks.count(0, start, end) == end - start:
+                    marks[start:end] = b"\1" * (end - start)
                     spans.append(Span(i, start, end, rule.name, rule.action))
     return [*spans, *_other_places(texts, spans, taken)] if spans else []
 
@@ -215,8 +221,8 @@ def _lines(text: str, limit: int) -> Iterator[tuple[int, int]]:
         start += len(line) + 1
 
 
-def _other_places(texts: Sequence[str], spans: Sequence[Span], taken: Sequence[list[tuple[int, int]]]) -> list[Span]:
-    """Where the values of path rules stand besides, longer values first, taken or not by another rule."""
+def _other_places(texts: Sequence[str], spans: Sequence[Span], taken: Sequence[bytearray]) -> list[Span]:
+    """Where the values of path rules stand besides, longer values first, in project instructions, too."""
     names: dict[str, str] = {}
     for span in sorted(spans, key=lambda span: (span.text, span.start)):
         value = texts[span.text][span.start : span.end]
@@ -227,8 +233,8 @@ def _other_places(texts: Sequence[str], spans: Sequence[Span], taken: Sequence[l
         for i, text in enumerate(texts):
             for start in _places(text, value):
                 end = start + len(value)
-                if _is_path_at(text, start, end) and all(end <= a or b <= start for a, b in taken[i]):
-                    taken[i].append((start, end))
+                if _is_path_at(text, start, end) and taken[i].find(1, start, end) < 0:
+                    taken[i][start:end] = b"\1" * len(value)
                     found.append(Span(i, start, end, names[value], "path"))
     return found
 
@@ -248,6 +254,7 @@ class _Values:
     def __init__(self, literal: Callable[[], str]) -> None:
         self.found: list[Value] = []
         self._by_text: dict[tuple[str, str], Value] = {}
+        self._last: dict[str, int] = {}
         self._used: set[str] = set()
         self._literal = literal
 
@@ -266,10 +273,10 @@ class _Values:
         return known
 
     def _free(self, name: str) -> str:
-        numbered, number = name, 1
-        while placeholder(numbered) in self._used:
+        number = self._last.get(name, 0) + 1
+        while placeholder(numbered := name if number == 1 else f"{name}_{number}") in self._used:
             number += 1
-            numbered = f"{name}_{number}"
+        self._last[name] = number
         self._used.add(placeholder(numbered))
         return numbered
 

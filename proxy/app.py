@@ -26,7 +26,7 @@ from proxy.layouts import REPAIRS, Layouts
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
 from proxy.service import Service
-from proxy.state_dir import StateDirLock, ensure_private_dir
+from proxy.state_dir import StateDirLock, ensure_private_dir, remember_budget
 from proxy.store import Store
 from proxy.tasks import Tasks
 from proxy.tenants import load as load_tenants
@@ -79,6 +79,7 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             adopt_for=tenants.names,
             lock=lock,
         )
+        remember_budget(settings.state_dir, settings.disk_budget)
         metrics, lines, tasks = Metrics(), LineBook(settings.max_lines), Tasks()
         await _load_lines(store, lines)
         engines = Engines(settings, store, metrics, lines, tasks)

@@ -293,3 +293,12 @@ class Engine:
             await asyncio.sleep(pause)
             pause = min(0.2, pause * 1.5)
         return None
+
+
+def names_of(engine: Engine) -> set[str]:
+    """Names that a client may call an engine's model by."""
+    names = {engine.model}
+    if engine.props is not None:
+        path = Path(engine.props.model_path)
+        names |= {engine.props.model_alias, engine.props.model_path, path.name, path.stem}
+    return names - {""}

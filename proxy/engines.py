@@ -14,12 +14,12 @@ from llamacpp import engines as children
 from llamacpp.capabilities import TemplateFacts, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
-from llamacpp.errors import EngineError, EngineSetupError, EngineStarting
+from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
 from policies.causes import Cause
 from policies.placement import SMALL_TAIL
 from proxy import fingerprint
 from proxy.config import Settings
-from proxy.engine import Engine
+from proxy.engine import Engine, names_of
 from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, rewinds
 from proxy.engine_template import clock_advice, with_template
 from proxy.errors import BadRequest, StoreError, UnknownModel
@@ -39,6 +39,10 @@ RECHECK_SECONDS = 1.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
+HOPELESS = 3
+"""Starts of an engine that was never ready after which we give up: its model cannot be loaded."""
+KEY_REFUSED = (401, 403)
+"""What llama-server (401), or a proxy in front of it, answers to a wrong key or to none."""
 
 
 @dataclass(eq=False)
@@ -51,7 +55,8 @@ class Engines:
     lines: LineBook
     tasks: Tasks
     all: list[Engine] = field(default_factory=list)
-    failed: Exception | None = None
+    on_hopeless: Callable[[Exception], None] = lambda _: None
+    """Told why no engine of ours can be started."""
     on_pressure: Callable[[Engine], None] = lambda _: None
     """Told of an engine one of whose runners has outgrown its reserve."""
     _children: dict[str, children.Child] = field(default_factory=dict)
@@ -225,7 +230,7 @@ class Engines:
 
     async def _keep_child(self, engine: Engine, spec: children.EngineSpec, child: children.Child | None) -> None:
         """Runs one child after another until we stop."""
-        backoff = FIRST_BACKOFF
+        backoff, deaths = FIRST_BACKOFF, 0
         while not self.is_stopping():
             began = engine.clock()
             try:
@@ -249,8 +254,9 @@ class Engines:
             if self.is_stopping():
                 return
             self._lost_instance(engine, why)
-            if engine.instance == 0:
-                self.failed = EngineSetupError(why)
+            deaths += 1
+            if engine.instance == 0 and deaths == HOPELESS:
+                return self.on_hopeless(EngineSetupError(f"{why} It has never been ready in {deaths} starts."))
             backoff = FIRST_BACKOFF if engine.clock() - began > STABLE_SECONDS else backoff
             log.error("engine_ended", engine=engine.name, why=why, again_in_seconds=backoff)
             await asyncio.sleep(backoff)
@@ -261,7 +267,6 @@ class Engines:
         try:
             while not dead.done():
                 if await self._is_taken_over(engine):
-                    self.failed = None
                     log.info(
                         "engine_ready", engine=engine.name, kind=child.kind, model=engine.model, n_ctx=engine.n_ctx
                     )
@@ -318,8 +323,14 @@ class Engines:
             return
         known = self.settings.state_dir / "fingerprints"
         try:
+            if engine.kind == "attached":
+                await fingerprint.check_dir(engine.client, max(empty), engine.slot_dir)
             engine.slot_dir = await self.store.add_dir(engine.slot_dir)
             engine.fingerprint = await fingerprint.take(engine.client, max(empty), engine.slot_dir, self.store, known)
+        except fingerprint.WrongDir as error:
+            engine.fingerprint = engine.slot_dir = None
+            engine.missing.append(str(error))
+            log.warning("engine_lacks", engine=engine.name, what=str(error))
         except (EngineError, OSError, StoreError) as error:
             engine.fingerprint = None
             log.warning(
@@ -348,19 +359,29 @@ class Engines:
         try:
             found = await attached.inspect(engine.client, spec)
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
-            if not found.can_save:
-                engine.slot_dir = None
+            engine.slot_dir = spec.slots if found.can_save else None
             engine.can_rewind = engine.files_rewind = rewinds(Path(found.props.model_path))
             await self._take_over(engine, has_slots=found.has_slots)
         except EngineStarting:
             engine.why_not, engine.is_loading = "it is loading its model", True
             return
         except EngineError as error:
-            engine.why_not, engine.is_loading = str(error), False
+            _not_attached(engine, spec, error, has_key=self.settings.upstream_api_key is not None)
             return
-        for sentence in engine.missing:
+        for sentence in found.missing:
             log.warning("engine_lacks", engine=engine.name, what=sentence)
         log.info("engine_attached", engine=engine.name, url=spec.url, model=engine.model, n_ctx=engine.n_ctx)
+
+
+def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: EngineError, *, has_key: bool) -> None:
+    """Why not, said once: it answers /health and nothing else, so somebody has to do something about it."""
+    why = str(error)
+    if isinstance(error, EngineRefused) and error.status in KEY_REFUSED:
+        was = "refuses the key in SLOTKEEPER_UPSTREAM_API_KEY" if has_key else "asks for a key, and we have none"
+        why = f"it {was} ({error.status}: {error.message}). Set SLOTKEEPER_UPSTREAM_API_KEY to its --api-key."
+    if why != engine.why_not and not isinstance(error, EngineUnreachable):
+        log.warning("engine_not_attached", engine=engine.name, url=spec.url, why=why, again_in_seconds=WATCH_SECONDS)
+    engine.why_not, engine.is_loading = why, False
 
 
 async def _probe(engine: Engine) -> TemplateFacts | None:
@@ -370,12 +391,3 @@ async def _probe(engine: Engine) -> TemplateFacts | None:
     except EngineError as error:
         log.info("template_unknown", engine=engine.name, error=str(error))
         return None
-
-
-def names_of(engine: Engine) -> set[str]:
-    """Names that a client may call an engine's model by."""
-    names = {engine.model}
-    if engine.props is not None:
-        path = Path(engine.props.model_path)
-        names |= {engine.props.model_alias, engine.props.model_path, path.name, path.stem}
-    return names - {""}

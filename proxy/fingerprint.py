@@ -32,6 +32,37 @@ TEXT = "The quick brown fox jumps over the lazy dog, reads a file, writes 12345 
 TOKEN_BYTES = 4
 
 
+class WrongDir(Exception):
+    """The engine writes its slot files elsewhere, or where they cannot be read. The message is one sentence."""
+
+
+async def check_dir(client: LlamaClient, slot: int, slot_dir: Path) -> None:
+    """Raises WrongDir when the engine's slot files are not seen in `slot_dir`: one small save into an empty slot tells.
+
+    The file's name is always the same: in a wrong directory it stays, but only one of it, ever. (In a right one any
+    later scan of the store takes such a name for a left-over of its own and deletes it.) Raises EngineError.
+    """
+    path = slot_dir / f"0000-{xxhash.xxh3_64_hexdigest(client.base_url.encode())}.tmp"
+    try:
+        path.unlink(missing_ok=True)
+        await client.prime(slot, (await client.tokenize(TEXT))[: 4 * TOKEN_BYTES])
+        await client.save_slot(slot, path.name)
+        if not path.is_file():
+            raise WrongDir(
+                f"slots={slot_dir} is not the --slot-save-path of {client.base_url}: the file that it has just saved "
+                "is not there, so nothing is kept across its restarts. Name its own directory as it is seen from here."
+            )
+        with path.open("rb"):
+            path.unlink()
+    except OSError as error:
+        raise WrongDir(
+            f"The slot files of {client.base_url} in {slot_dir} cannot be used ({error.strerror or error}), so nothing "
+            "is kept across its restarts. Run Slotkeeper as a user who may read and write them."
+        ) from None
+    finally:
+        await client.erase_slot(slot)
+
+
 async def take(client: LlamaClient, slot: int, slot_dir: Path, store: Store, known_dir: Path) -> str:
     """The fingerprint of an engine, made in an empty slot that nobody uses; the slot is empty again afterwards.
 

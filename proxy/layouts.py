@@ -25,6 +25,7 @@ REPAIRS = (
     "prune_deferred",
     "pruned",
     "gave_up",
+    "placeholder",
     "content_form",
     "whitespace",
     "reminder",

@@ -77,6 +77,12 @@ class Ledger:
         """Bytes of text in memory."""
         return sum(map(len, self.sent or ()))
 
+    @property
+    def values(self) -> dict[str, str]:
+        """What each placeholder stands for, as told last: `[[name]]` -> text."""
+        told = self.told_before(len(self.raw))
+        return {f"[[{name}]]": text for name, text in told.items() if not name.startswith("=")}
+
     def told_before(self, position: int) -> dict[str, str]:
         """Volatile values that the messages before a position have told."""
         values: dict[str, str] = {}

@@ -6,6 +6,7 @@ model reads, so only what policies/append_only knows to be equivalent is respell
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import orjson
 import structlog
 
-from policies.append_only import Repaired, diff_kinds, new_reminders, reconcile
+from policies.append_only import Repaired, diff_kinds, new_reminders, normal, reconcile
 from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
+from policies.placeholders import resolved
 from policies.replay import give_back
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained, folded
@@ -56,9 +58,11 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
     found = _apart(prepared.found, kind)
     prepared = replace(prepared, found=found, kind=kind)
     if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
+        line = found.line.id if found.line is not None else ""
         raise BrokenLine(
             f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
-            "--mode strict refuses that. Send the history unchanged, or use mode repair."
+            "--mode strict refuses that. Send the history unchanged, or use mode repair.",
+            await asyncio.to_thread(service.explainer.diverged, line, prepared.request.body),
         )
     service.metrics.repaired(prepared.repairs)
     return prepared
@@ -296,12 +300,18 @@ class _Repair:
             reply = self._reply_to(full, known, i, is_edit=is_edit)
             if reply is None:
                 continue
-            given, kinds = give_back(reply, messages[i], self._defaults())
+            given, kinds = self._echoed(reply, messages[i], full)
             if kinds:
                 messages[i] = given
                 self._repairs.extend(kinds)
                 altered.add(i)
         return altered
+
+    def _echoed(self, reply: Json, echo: Json, full: Ledger) -> tuple[Json, tuple[str, ...]]:
+        said, defaults = resolved(reply, full.values), self._defaults()
+        if said is not reply and normal(said, defaults) == normal(echo, defaults):
+            return reply, ("placeholder",)
+        return give_back(reply, echo, defaults)
 
     def _reply_to(self, full: Ledger, known: int, position: int, *, is_edit: bool) -> Json | None:
         if position == len(full.raw):

@@ -6,14 +6,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterable, Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
 from llamacpp.errors import EngineBroken
-from llamacpp.reports import Timings, error_of
+from llamacpp.reports import Progress, Timings, error_of
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
+from policies.placeholders import Resolver
 from proxy.ledger import MOST_REPLY_BYTES
 from proxy.slots import Runner
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(rb'"(?:prompt_progress|timings|usage|error)"')
 """An event without these is content and is not parsed. Content that quotes them is parsed, which costs little."""
+_OPENING = re.compile(rb'\[\[|\["')
+"""Content in which a placeholder begins, or may begin at its end."""
 SSE_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -61,9 +64,16 @@ class Relay:
         self.kept: list[bytes] = []
         self.message: Json | None = None
         """The assistant message of an answer that came whole."""
+        self.resolver: Resolver | None = None
+        """Puts values in place of placeholders that the model repeats; None where the prompt has none."""
         self._n_kept = 0
         self.first_event = 0.0
         """When the first event came that bears something, by time.perf_counter; 0.0 before."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the engine said last of the prompt; None before it did."""
+        return self._decoder.progress
 
     async def events(self, chunks: AsyncIterable[bytes], runner: Runner | None) -> None:
         """Relays or assembles a streamed answer. Raises EngineRefused for the engine's error event, EngineBroken
@@ -81,7 +91,7 @@ class Relay:
                 # Also before an error is told: what the engine said until then is the client's.
                 await self._show(shown, runner)
         if not self._asked.stream:
-            found = self._decoder.whole(self._asked)
+            found = self._with_values(self._decoder.whole(self._asked))
             whole = orjson.dumps(found if self._writer is None else self._writer.whole(found))
             self._close()
             await self._answer(whole)
@@ -125,11 +135,27 @@ class Relay:
             self._done(timings)
         if self.keeps and isinstance(found, dict) and isinstance(choices := found.get("choices"), list) and choices:
             self.message = choices[0].get("message") if isinstance(choices[0], dict) else None
-        await self._answer(body if self._writer is None else orjson.dumps(self._writer.whole(found)))
+        whole = self._with_values(found)
+        if self._writer is not None:
+            await self._answer(orjson.dumps(self._writer.whole(whole)))
+        else:
+            await self._answer(body if whole is found else orjson.dumps(whole))
+
+    def _with_values(self, found: Any) -> Any:
+        choices = found.get("choices") if isinstance(found, dict) else None
+        if self.resolver is None or not isinstance(choices, list):
+            return found
+        new = [
+            {**c, "message": self.resolver.message(c["message"])} if isinstance(c.get("message"), dict) else c
+            for c in choices
+        ]
+        return found if new == choices else {**found, "choices": new}
 
     def _look(self, event: bytes) -> bytes | None:
         """The event if the client is to see it; everything that we want to know of it is read here."""
         wanted_whole = not self._asked.stream
+        if self.resolver is not None and not wanted_whole and self._may_name(event):
+            event = self._valued(event)
         if not wanted_whole and _MARK.search(event) is None:
             return event
         data = data_of(event)
@@ -137,6 +163,18 @@ class Relay:
             return None if wanted_whole else event
         found = _parsed(data)
         return event if not isinstance(found, dict) or self._read(found) else None
+
+    def _may_name(self, event: bytes) -> bool:
+        return self.resolver is not None and (self.resolver.is_holding or _OPENING.search(event) is not None)
+
+    def _valued(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if self.resolver is None or data is None or data == b"[DONE]":
+            return event
+        found = _parsed(data)
+        if not isinstance(found, dict):
+            return event
+        return b"data: " + orjson.dumps(self.resolver.chunk(found)) + b"\n\n"
 
     def _translated(self, event: bytes) -> bytes | None:
         """What the client is to see of an event in its own dialect; pings stay as they are."""
@@ -153,7 +191,11 @@ class Relay:
                 tell(self._decoder.progress.total, self._decoder.progress.cache)
             if is_unasked(found, self._asked):
                 return None
-        return self._writer.feed(found) or None if self._asked.stream else None
+        if not self._asked.stream:
+            return None
+        if self.resolver is not None:
+            found = self.resolver.chunk(found)
+        return self._writer.feed(found) or None
 
     def _read(self, found: Json) -> bool:
         if (refused := error_of(found)) is not None:

@@ -58,6 +58,20 @@ class Record:
         """For the ops door and state.db."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    def headers(self) -> dict[str, str]:
+        """What the client is told of its request so far (contract.md, response headers)."""
+        headers = {"x-slotkeeper-request-id": self.id}
+        if self.line:
+            headers["x-slotkeeper-line"] = self.line
+        if self.placement:
+            headers |= {
+                "x-slotkeeper-slot": str(self.slot),
+                "x-slotkeeper-placement": self.placement,
+                "x-slotkeeper-waited-ms": str(round(self.waited_ms)),
+                "x-slotkeeper-predicted-cache-n": str(self.predicted_cache_n),
+            }
+        return headers
+
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Record | None:
         """A record of an earlier run; None when another version wrote it."""

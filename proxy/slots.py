@@ -122,7 +122,8 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Want:
-    """A request for a slot. `tokens`: its prompt, packed, when rendered; `is_hot`: unrendered, it can only continue."""
+    """A request for a slot. `tokens`: its prompt, packed, when rendered; `is_hot`: unrendered, it can only continue.
+    `most`: tokens that it may share with what its own line left, where it does not go on behind the reply there."""
 
     line: Line
     match: Match
@@ -133,8 +134,8 @@ class Want:
     stem: str | None = None
     fresh: bool = False
     snapshots: Callable[[], tuple[SnapshotFacts, ...]] = tuple
-
     is_hot: bool = False
+    most: int | None = None
 
     @property
     def tenant(self) -> str:
@@ -277,9 +278,7 @@ class SlotTable:
                 return await waiter.granted
         except TimeoutError:
             self._give_up(waiter)
-            raise WaitedTooLong(
-                f"No slot became free within {seconds:.0f} s; try again, or serve more slots."
-            ) from None
+            raise WaitedTooLong(f"No slot became free in {seconds:.0f} s; try again, or serve more slots.") from None
         except BaseException:
             self._give_up(waiter)
             raise
@@ -392,9 +391,10 @@ class SlotTable:
 
 
 def _common(slot: Slot, want: Want, mine: bool) -> int:
+    own = slot.n_owned if want.most is None else min(slot.n_owned, want.most)
     if want.tokens is None:
-        return slot.n_owned if mine else 0
+        return own if mine else 0
     shared = common_prefix(slot.tokens, want.tokens)
     if mine and shared == n_tokens(slot.tokens):
-        return min(slot.n_owned, n_tokens(want.tokens))
+        return min(own, n_tokens(want.tokens))
     return min(shared, slot.n_tokens)

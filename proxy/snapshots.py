@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
 from proxy.errors import NotFound, StoreError
+from proxy.state_dir import remembered_budget
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
 
@@ -178,13 +179,21 @@ async def _alone(settings: Settings, work: Callable[[Desk], Awaitable[dict[str, 
 
     owners = load_tenants(settings.api_key_file).names
     store = await Store.open(
-        settings.state_dir, budget=settings.disk_budget, max_lines=settings.max_lines, adopt_for=owners
+        settings.state_dir, budget=_budget(settings), max_lines=settings.max_lines, adopt_for=owners
     )
     try:
-        await store.add_dir(settings.slots_dir)
+        await store.add_dir(settings.slots_dir, evict=False)  # only `prune` deletes what is beyond the budget
         return await work(Desk(store))
     finally:
         await store.close()
+
+
+def _budget(settings: Settings) -> int:
+    """The budget that was set here (environment, file), else the last server's: its flags are not known here."""
+    if "disk_budget" in settings.model_fields_set:
+        return settings.disk_budget
+    known = remembered_budget(settings.state_dir)
+    return settings.disk_budget if known is None else known
 
 
 async def _now(value: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +24,7 @@ OUR_ENTRIES = {
     "logs",
     "lock",
     "template.jinja",
+    "disk_budget",
 }
 
 
@@ -69,6 +71,20 @@ def _refuse_foreign(path: Path) -> None:
         f"{path} holds other files and is open to other users, so it was not made private: "
         "give --state-dir a new or empty directory."
     )
+
+
+def remember_budget(state_dir: Path, n_bytes: int) -> None:
+    """Keep the server's disk budget for `slotkeeper snapshots` without a server, which is told no flags."""
+    with suppress(OSError):  # a full disk: whoever is told another budget sees it in the last line of `ls`
+        (state_dir / "disk_budget").write_text(f"{n_bytes}\n", "ascii")
+
+
+def remembered_budget(state_dir: Path) -> int | None:
+    """The disk budget of the last server on this directory, in bytes; None when that is not known."""
+    try:
+        return int((state_dir / "disk_budget").read_text("ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 class StateDirLock:

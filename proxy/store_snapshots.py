@@ -41,8 +41,10 @@ class PruneReport:
 class SnapshotStore(StoreBase):
     """Every change to the snapshots. Decides in plain def, carries out in the writer's thread."""
 
-    async def add_dir(self, path: Path) -> Path:
+    async def add_dir(self, path: Path, *, evict: bool = True) -> Path:
         """Begin to use a slots directory: match its files with the records, adopt or delete what no record names.
+
+        `evict`: then bring the files within the budget.
 
         Our own lies in the state directory and is made private. Another one (an attached engine's) keeps its mode and
         its other files, and is locked. Returns the path as snapshots carry it in `dir`, without symbolic links.
@@ -53,12 +55,13 @@ class SnapshotStore(StoreBase):
             ensure_private_dir(path, ours=True)
         elif all(lock.path.parent != path for lock in self._locks):
             self._locks.append(StateDirLock(path, LOCK_NAME).acquire())
-        await self._carry_out(self._add_dir(path))
+        await self._carry_out(self._add_dir(path, evict))
         return path
 
-    async def _add_dir(self, path: Path) -> None:
+    async def _add_dir(self, path: Path, evict: bool) -> None:
         await self._rescan(path)
-        await self._evict(self._index.room(0).evict)  # the budget may be smaller than in the last run
+        if evict:
+            await self._evict(self._index.room(0).evict)  # the budget may be smaller than in the last run
 
     async def _rescan(self, path: Path, *, adopt: bool = True) -> Scan:
         recorded = [s for s in self._index.all() if s.dir == path]

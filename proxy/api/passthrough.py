@@ -152,9 +152,11 @@ class Passthrough:
     async def _ask(self, engine: Engine, request: Request, raw: bytes) -> httpx.Response:
         headers = {n: v for n, v in headers_of(request.scope).items() if n in ("content-type", "accept")}
         params = {n: v for n, v in request.query_params.items() if n not in ("model", "autoload")}
+        # llama-server knows no HEAD, and closes the connection; the server in front of us drops the body of our answer.
+        method = "GET" if request.method == "HEAD" else request.method
         try:
             return await engine.client.request(
-                request.method, path_of(request), content=raw or None, params=params, headers=headers, seconds=60
+                method, path_of(request), content=raw or None, params=params, headers=headers, seconds=60
             )
         except EngineError as error:
             raise as_ours(error) from error

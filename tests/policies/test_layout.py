@@ -24,7 +24,7 @@ from policies.layout import (
     with_note,
 )
 from policies.layout_rules import Rule
-from policies.layout_text import Learned
+from policies.layout_text import MAX_PLACES, Learned
 from proxy.api import read_messages, read_responses
 from tests.policies.layout_cases import STATIC, VOLATILE, base, copied, given_back, moved, same_json
 
@@ -117,6 +117,38 @@ def test_two_values_of_a_rule_have_two_names_and_names_in_the_text_are_left_free
     laid = lay_out([{"role": "system", "content": text}], None)
     assert laid.leading[0]["content"] == "Date: [[date]]\nToday is [[date_3]].\nDate: [[date]]\nSee [[date_2]]."
     assert told(laid) == {"date": "2026-11-29", "date_3": "2026-11-30"}
+
+
+def test_short_values_have_a_name_each_because_they_may_be_equal_by_chance() -> None:
+    for memory in ("2MB", "3MB"):
+        text = f"a PID 7 up 1s mem=2MB\nb PID 8 up 1s mem={memory}"
+        laid = lay_out([{"role": "system", "content": text}], None)
+        assert laid.leading[0]["content"].split("\n")[1] == "b PID [[pid_2]] up [[uptime_2]] mem=[[memory_2]]"
+
+
+def test_names_of_rules_and_numbers_never_meet() -> None:
+    rules = [Rule(name, "system", f"{name}: (\\d+)", "move", f"{name}: 3") for name in ("a", "a_2")]
+    laid = lay_out([{"role": "system", "content": "a: 1, a_2: 2, a: 3"}], None, rules=rules)
+    assert len(told(laid)) == 3
+    assert given_back([*laid.leading], told(laid)) == [{"role": "system", "content": "a: 1, a_2: 2, a: 3"}]
+
+
+def test_what_stands_everywhere_is_no_value() -> None:
+    for n, n_values in ((MAX_PLACES, MAX_PLACES), (MAX_PLACES + 1, 0)):
+        text = "\n".join(f"up {i}s" for i in range(n))
+        assert len(lay_out([{"role": "system", "content": text}], None).values) == n_values
+
+
+def test_a_path_of_static_texts_is_replaced_at_its_cue_only() -> None:
+    text = "Working directory: /tmp\nWrite to /tmp/out."
+    laid = lay_out([{"role": "system", "content": text}], None)
+    assert laid.leading[0]["content"] == "Working directory: [[cwd]]\nWrite to /tmp/out."
+
+
+def test_project_instructions_keep_their_dates_and_follow_the_directory() -> None:
+    text = "cwd: /r/app\nInstructions from: /r/app/AGENTS.md\nCurrent date: 2026-01-01\nWrite to /r/app/out."
+    laid = lay_out([{"role": "system", "content": text}], None)
+    assert laid.leading[0]["content"] == text.replace("/r/app", "[[cwd]]")
 
 
 def test_parts_stay_parts_and_other_keys_stay() -> None:

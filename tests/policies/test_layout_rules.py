@@ -75,6 +75,10 @@ def test_bad_names_hints_and_actions_are_refused() -> None:
     for bad in (
         Rule("Two words", "system", good.pattern, "move", good.example),
         Rule("balance", "system", good.pattern, "move", good.example, hints=("credit",)),
+        Rule("balance", "system", good.pattern, "move", good.example, hints=("Balance",)),
+        Rule("balance", "system", good.pattern, "move", good.example, near=("credit",)),
+        Rule("balance", "system", good.pattern, "move", good.example, block=True),
+        Rule("balance", "system", "balance.*: .*([0-9])", "move", good.example, hints=("balance",)),
         Rule("balance", "system", good.pattern, "drop", good.example),  # type: ignore[arg-type]
         Rule("balance", "nowhere", good.pattern, "move", good.example),  # type: ignore[arg-type]
     ):

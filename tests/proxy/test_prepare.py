@@ -153,6 +153,18 @@ def test_reasoning_that_the_client_drops_is_given_back() -> None:
     assert is_prefix(two, three)
 
 
+def test_a_placeholder_that_the_model_repeats_stays_in_the_ledger() -> None:
+    talk = Talk()
+    reply = call('{"path":"[[cwd]]/a.py"}')
+    one = talk.send([system(), user("x")], reply=reply)
+    echo = call('{"path": "/home/u/repo/a.py"}')
+    two = talk.send([system(), user("x"), echo, result("found")])
+    assert sent(two)[2] == reply
+    three = talk.send([system(), user("x"), echo, result("found"), answer(), user("y")])
+    assert is_prefix(one, two)
+    assert is_prefix(two, three)
+
+
 @pytest.mark.parametrize("echo", [[answer("Once upon")], [answer("")], []], ids=["prefix", "empty", "vanished"])
 def test_a_cancelled_turn_goes_on(echo: list[Json]) -> None:
     talk = Talk()
@@ -226,8 +238,9 @@ def test_strict_refuses_what_breaks_the_line() -> None:
     talk = Talk(session="s")
     talk.send([system(), user("x"), answer(), user("y")])
     assert talk.ask([system(), user("x"), answer(), user("y"), answer(), user("z")], mode="strict").found.line
-    with pytest.raises(BrokenLine):
+    with pytest.raises(BrokenLine) as refused:
         talk.ask([system(), user("x"), answer("Otherwise."), user("y")], mode="strict")
+    assert refused.value.details() == {"divergence": {"message": 2}}
 
 
 def test_observe_changes_nothing() -> None:

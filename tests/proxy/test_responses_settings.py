@@ -34,7 +34,7 @@ def test_functions_and_namespaces_are_functions() -> None:
             },
         },
     ]
-    assert found.dropped == ("tools.custom", "tools.web_search")
+    assert found.dropped == ("tools.namespace.description", "tools.custom", "tools.web_search")
 
 
 def test_only_tools_that_the_engine_has_not_leave_none() -> None:
@@ -137,7 +137,7 @@ def test_settings_have_their_chat_names_and_others_pass() -> None:
         "stream_options": {"include_usage": True},
         "cache_prompt": False,
     }
-    assert found.dropped == ()
+    assert found.dropped == ("id_slot", "n")
 
 
 def test_what_has_no_effect_is_named() -> None:

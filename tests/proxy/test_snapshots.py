@@ -10,6 +10,7 @@ import pytest
 
 from proxy.cli import main
 from proxy.snapshots import _age, _size
+from proxy.state_dir import remember_budget
 from proxy.store import Store
 from tests.fakes.slot_bytes import slot_file
 
@@ -99,6 +100,33 @@ def test_prune_keeps_what_fits(run: Run) -> None:
     """Within the budget nothing goes."""
     assert run("prune") == "0 removed, 0 B freed.\n"
     assert len(listed(run)) == 2
+
+
+@pytest.mark.parametrize("words", [("ls",), ("show", "zz"), ("prune",)])
+def test_the_servers_budget_is_used_without_it(run: Run, state: Path, words: tuple[str, ...]) -> None:
+    """A server with a larger budget than the default has ended: nothing of what it kept goes."""
+    remember_budget(state, 30 * 1024**3)
+    run(*words, code=words == ("show", "zz"))
+    assert json.loads(run("ls", "--json"))["budget_bytes"] == 30 * 1024**3
+    assert len(listed(run)) == 2
+
+
+def test_looking_deletes_nothing(run: Run, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More on disk than the budget: only `prune` deletes; what is set here goes before what the server had."""
+    remember_budget(state, 1)
+    assert len(listed(run)) == 2
+    monkeypatch.setenv("SLOTKEEPER_DISK_BUDGET", "1GiB")
+    assert run("prune").startswith("0 removed")
+    monkeypatch.delenv("SLOTKEEPER_DISK_BUDGET")
+    assert run("prune").startswith("2 removed")
+
+
+@pytest.mark.parametrize("text", [None, "", "much"])
+def test_a_budget_that_was_not_kept(run: Run, state: Path, text: str | None) -> None:
+    """The default."""
+    if text is not None:
+        (state / "disk_budget").write_text(text)
+    assert json.loads(run("ls", "--json"))["budget_bytes"] == 20 * 1024**3
 
 
 @pytest.mark.parametrize("words", [("show", "zz"), ("pin", "zz"), ("rm", "zz")])

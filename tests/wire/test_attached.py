@@ -82,8 +82,38 @@ async def test_a_directory_of_somebody_else(serve: Serve, tmp_path: Path) -> Non
     (tmp_path / "theirs").mkdir()
     async with FakeLlama(slot_dir=tmp_path / "theirs") as fake:
         wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'ours'}",))
-        assert (await wire.state())["engines"][0]["can_save"] is False
+        engine = (await wire.state())["engines"][0]
+        assert engine["can_save"] is False
+        assert any("is not the --slot-save-path" in sentence for sentence in engine["missing"])
         assert (await turns(wire))[1] > 150
+        engines = wire.service.engines
+        await engines.identify(engines.all[0])  # as every half minute
+        assert fake.saves == 1
+        fake.restart()
+        engines._lost_instance(engines.all[0], "it was restarted")
+        await until(wire.is_ready)
+        assert fake.saves == 2
+    assert len(list((tmp_path / "theirs").iterdir())) == 1
+    assert list((tmp_path / "ours").iterdir()) == []
+
+
+async def test_a_directory_that_cannot_be_read(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's files belong to another user: a sentence, no errno."""
+
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.suffix == ".tmp":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    (tmp_path / "slots").mkdir()
+    async with FakeLlama(slot_dir=tmp_path / "slots") as fake:
+        wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'slots'}",))
+        engine = (await wire.state())["engines"][0]
+        assert engine["can_save"] is False
+        assert any("cannot be used (Permission denied)" in sentence for sentence in engine["missing"])
 
 
 @pytest.mark.parametrize("slots_endpoint", [True, False])
@@ -152,7 +182,7 @@ async def test_a_foreign_client_of_the_engine_is_noticed(wire: Wire, fake: FakeL
 
 
 async def test_drain(proxy_server: StartProxy, fake: FakeLlama) -> None:
-    """SIGTERM: no new connections, the running answer is finished, exit code 0."""
+    """SIGTERM: the running answer is finished, exit code 0; who comes meanwhile is told to come again."""
     proxy = await proxy_server("--upstream", fake.url)
     async with Wire(proxy.url) as wire, Wire(proxy.url) as late:
         pace = asyncio.Semaphore(4)
@@ -162,15 +192,10 @@ async def test_drain(proxy_server: StartProxy, fake: FakeLlama) -> None:
             proxy.process.send_signal(signal.SIGTERM)
             await proxy.logged("stopping")
 
-            async def refused() -> bool:
-                try:
-                    return (await late.get("/readyz")).status_code == 503
-                except OSError:
-                    return True
-                except Exception as error:
-                    return "connect" in type(error).__name__.lower()
-
-            await until(refused)
+            assert [(await late.get(path)).status_code for path in ("/readyz", "/healthz")] == [503, 200]
+            refused = await late.post(CHAT, chat("later"))
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert "is stopping" in refused.json()["error"]["message"]
             for _ in range(20):
                 pace.release()
             assert (await stream.rest())[-1] == b"data: [DONE]\n\n"

@@ -304,3 +304,13 @@ async def test_other_adapters_share_no_tokens(serve: Serve) -> None:
             again = (await wire.post(CHAT, chat("word " * 200, **more))).json()["timings"]
             assert again["cache_n"] > 200
         assert {record["tenant"] for record in await wire.records()} == {"local"}
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/props", "/health", "/slots", "/readyz"])
+async def test_head_is_get_without_the_body(path: str, serve: Serve) -> None:
+    """Health checks ask with HEAD, which llama-server does not know."""
+    async with FakeLlama() as fake:
+        wire = await serve(fake)
+        answer = await wire.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert "HEAD" not in {request.method for request in fake.requests}

@@ -197,7 +197,7 @@ async def test_engine_that_is_not_there(serve: Serve) -> None:
 
 
 async def test_engine_that_wants_another_key(serve: Serve) -> None:
-    """The client's key is not to blame, so it gets no 401."""
+    """The client's key is not to blame, so it gets no 401; what to do is said there."""
     async with FakeLlama(api_key="right") as fake:
         wire = await serve(fake, wait=False, upstream_api_key="wrong")
         await fake.asked("/props", 1)
@@ -208,6 +208,22 @@ async def test_engine_that_wants_another_key(serve: Serve) -> None:
         await until(says_so)
         answer = await wire.post(CHAT, chat("hi"))
         assert (answer.status_code, answer.json()["source"]) == (502, "engine")
+        assert "SLOTKEEPER_UPSTREAM_API_KEY" in answer.json()["error"]["message"]
+        assert "Is it running" not in answer.text
+
+
+@pytest.mark.parametrize(("key", "said"), [("wrong", "refuses the key"), (None, "asks for a key")])
+async def test_a_missing_key_is_said_once(key: str | None, said: str, proxy_server: StartProxy) -> None:
+    """One warning, at the first look."""
+    async with FakeLlama(api_key="right") as fake:
+        environment = {"SLOTKEEPER_UPSTREAM_API_KEY": key} if key else {}
+        proxy = await proxy_server("--upstream", fake.url, wait=False, environment=environment)
+        await fake.asked("/props", 3)
+        await proxy.stop()
+    lines = [line for line in proxy.lines if line["level"] == "warning"]
+    assert [line["event"] for line in lines] == ["engine_not_attached"]
+    assert said in lines[0]["why"]
+    assert "SLOTKEEPER_UPSTREAM_API_KEY" in lines[0]["why"]
 
 
 async def test_killed_in_mid_stream(proxy_server: StartProxy, fake: FakeLlama) -> None:
