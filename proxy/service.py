@@ -103,6 +103,10 @@ class Service:
             self._dropped.update(new)
             log.info("fields_without_effect", dialect=dialect, fields=new)
 
+    def is_ready(self) -> bool:
+        """What /readyz says: an engine can be asked, and we do not stop."""
+        return not self.stopping and self.engines.is_ready()
+
     def begin_stop(self, *, at_once: bool) -> None:
         """No new requests; those that run get most of the drain time, or none, and are told why they end."""
         self.stopping = True

@@ -37,7 +37,7 @@ class Ops:
         """200 when an engine can be asked and the index is loaded, else 503 with the reason."""
         if self._service.stopping:
             return JSONResponse({"status": "stopping"}, 503, {"retry-after": "5"})
-        if self._service.engines.is_ready():
+        if self._service.is_ready():
             return JSONResponse({"status": "ready"})
         reason = self._service.engines.why_not_ready()
         return JSONResponse({"status": "not ready", "reason": reason}, 503, {"retry-after": "2"})

@@ -1,1 +1,1 @@
-"""A real Prometheus that scrapes a real Slotkeeper, and every query of every dashboard run against it (make observe)."""
+"""A real Prometheus that scrapes a real Slotkeeper, and every dashboard query run against it (make observe)."""

@@ -1,7 +1,7 @@
 """A small recorded session, played to a Slotkeeper whose context is too small for what it holds.
 
-Two conversations of one agent (pi, tests/data) in turns, so that they evict and restore each other; then one whose client
-shuffles its tools at every turn, in observe mode, which sends them as they come.
+Two conversations of one agent (pi, tests/data) in turns, so that they evict and restore each other; then one whose
+client shuffles its tools at every turn, in observe mode, which sends them as they come.
 """
 
 from __future__ import annotations
