@@ -13,7 +13,7 @@ LOOK_SECONDS = 0.2
 
 
 def notify(*lines: str) -> bool:
-    """Sends lines like `READY=1`; whether somebody could be told. Raises nothing: a service runs without its manager."""
+    """Sends lines like `READY=1`; whether somebody could be told. Raises nothing: we run without a manager, too."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

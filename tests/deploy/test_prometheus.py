@@ -1,4 +1,4 @@
-"""Scrape configuration, recording rules and alerts: promtool's checks, a case for each alert, metrics that there are."""
+"""Scrape configuration, recording rules and alerts: promtool's checks, a case for each alert, no stray metric."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,8 @@ ALERTS = re.findall(r"- alert: (\w+)", (FOLDER / "alerts.yml").read_text())
 CASES = (FOLDER / "tests" / "alerts_test.yml").read_text()
 WANTED = """EngineDown HitShareCollapsed ReprocessedHigh WaitingLineFull RestoresIneffective DiskBudgetFull
 SavesFailing""".split()
+
+
 def test_configuration() -> None:
     """promtool reads the configuration and the rule files it names."""
     found = run(need("promtool", "prometheus"), "check", "config", str(FOLDER / "prometheus.yml"))
