@@ -100,7 +100,7 @@ class Exchange:
 
     async def _fail(self, error: SlotkeeperError) -> None:
         self.record.outcome, self.record.error = error.outcome, str(error.code)
-        await self.out.fail(error, self._headers())
+        await self.out.fail(error, self.record.headers())
 
     # --- the story --------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Exchange:
             slot.apply(SlotEvent.ANSWERED)
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
 
-        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle, r.writer)
+        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self.record.headers(), settle, r.writer)
         if self._ledger is not None:
             relay.keeps, values = True, self._ledger.values
             relay.resolver = Resolver(values) if values else None
@@ -270,7 +270,8 @@ class Exchange:
         r = self.request
         body = r.sent(slot.id, may_reuse=may_reuse)
         self.clock.sent = time.perf_counter()
-        async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
+        stream = engine.client.stream("POST", r.path, orjson.dumps(body))
+        async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
                 raise answered(response.status_code, await response.aread())
             if r.is_unseen:
@@ -302,6 +303,7 @@ class Exchange:
         before = self.service.explainer.body_of(found.line) if found.match is Match.EDITED else None
         signs = signs_of(engine, found, r.body, before)
         verdict = after_answer(engine, line, found, self.record, done, signs)
+        self.service.show_record(self.record)
         body = orjson.dumps(r.body) if r.door == "chat" else None
         is_repaired = r.mode != "observe"
         self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
@@ -386,20 +388,6 @@ class Exchange:
             if c.first:
                 m.first_token(r.engine, r.kind, c.first - c.start)
         self.service.remember(r)
-
-    def _headers(self) -> dict[str, str]:
-        r = self.record
-        headers = {"x-slotkeeper-request-id": r.id}
-        if r.line:
-            headers["x-slotkeeper-line"] = r.line
-        if r.placement:
-            headers |= {
-                "x-slotkeeper-slot": str(r.slot),
-                "x-slotkeeper-placement": r.placement,
-                "x-slotkeeper-waited-ms": str(round(r.waited_ms)),
-                "x-slotkeeper-predicted-cache-n": str(r.predicted_cache_n),
-            }
-        return headers
 
 
 MISPREDICTED = 64

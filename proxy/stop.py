@@ -9,10 +9,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
-import uvicorn
+
+from proxy import sd_notify
 
 if TYPE_CHECKING:
     from proxy.service import Service
@@ -26,6 +27,13 @@ LOOK_SECONDS = 0.05
 """Pause between two looks at what still runs."""
 
 
+class Server(Protocol):
+    """What is asked of uvicorn's server."""
+
+    should_exit: bool
+    config: Any
+
+
 class Stop:
     """SIGTERM and SIGINT: the first asks for an orderly stop, the second for a quick one, and time makes sure."""
 
@@ -35,7 +43,7 @@ class Stop:
         self.failure: Exception | None = None
         """Why it stops by itself."""
         self._asked = False
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._service: Service | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -51,7 +59,7 @@ class Stop:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def watch(self, server: uvicorn.Server, service: Service | None) -> None:
+    def watch(self, server: Server, service: Service | None) -> None:
         """The server that a signal stops, and what is told first; a signal that came before the server did counts."""
         self._server, self._service = server, service
         server.should_exit = self._asked
@@ -75,6 +83,7 @@ class Stop:
             return
         self._asked = True
         log.info("stopping", **said)
+        sd_notify.stopping()
         watchdog = threading.Timer(self.deadline + STOP_GRACE, self._cut_off)
         watchdog.daemon = True
         watchdog.start()
@@ -84,7 +93,9 @@ class Stop:
         """uvicorn closes its listeners as soon as it is to exit: held off while answers run, so that whoever comes
         meanwhile is told to come again, not refused a connection."""
         service, server, began = self._service, self._server, time.monotonic()
-        while service is not None and service.running and time.monotonic() - began < service.settings.drain_seconds:
+        while service is not None and service.running:
+            if time.monotonic() - began > service.settings.drain_seconds:
+                break
             await asyncio.sleep(LOOK_SECONDS)
         if server is not None:
             graceful = server.config.timeout_graceful_shutdown
