@@ -126,7 +126,7 @@ def head_end(messages: Sequence[Message], n_leading: int) -> int:
 
 def boundaries(messages: Sequence[Message], start: int) -> list[int]:
     """Positions behind `start` where a cut parts no call from its result: a question or an answer begins there."""
-    inside = set()
+    inside: set[int] = set()
     for first, last in _pairs(messages):
         inside.update(range(first + 1, last + 1))
     places = range(start + 1, len(messages))

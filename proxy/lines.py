@@ -59,6 +59,8 @@ class Line:
     """Entries that its prompt before the newest one had."""
     running: int = 0
     """Requests of this line that wait or run; it is not forgotten meanwhile."""
+    has_own: bool = False
+    """Its client compacts by itself: nothing is prepared for it."""
     ledger: Ledger | None = None
     """What was sent for it, message by message; None where prompts go as they come (mode observe, completions)."""
 
@@ -251,7 +253,8 @@ class LineBook:
         """The line's newest prompt was processed: it is what the next one has to extend."""
         self._unlink(line)
         known = len(line.prompt.chain)
-        if line.n_tokens and prompt.chain[:known] == line.prompt.chain:
+        is_longer = prompt.chain[:known] == line.prompt.chain and prompt.sizes[:known] == line.prompt.sizes
+        if line.n_tokens and is_longer:
             line.estimator.observe(sum(prompt.sizes[known:]), n_tokens - line.n_tokens)
         line.n_before = min(known, shared_entries(line.prompt.chain, prompt.chain)) if line.n_requests else 0
         line.prompt, line.n_tokens, line.lost = prompt, n_tokens, None
