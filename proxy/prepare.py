@@ -126,7 +126,7 @@ class _Repair:
         laid, found = await self._recognition.run()
         if found.match is Match.EDITED:
             found = await self._reconciled(found)
-        elif found.match is Match.EXTENDS:
+        if found.match in (Match.EXTENDS, Match.EDITED):
             found = self._pruned(found)
         if self._first_user is not None:
             laid = replace(laid, values=(*laid.values, *clock_values(self._service.engines, self._request.body)))
@@ -161,7 +161,7 @@ class _Repair:
         if line is None or line.ledger is None or not line.ledger.deferred or not self._is_full(line):
             return found
         self._repairs.append("pruned")
-        return Found(line, Match.EDITED, min(line.ledger.deferred))
+        return Found(line, Match.EDITED, min(found.shared, *line.ledger.deferred))
 
     def _is_full(self, line: Line) -> bool:
         if self._request.compacts:
