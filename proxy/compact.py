@@ -118,6 +118,7 @@ class Compaction:
 
     async def fitted(self, prepared: Prepared) -> Prepared:
         """The request as it fits, or as it was when it does, or when nothing helps."""
+        self._line.compacts = prepared.request.compacts
         self._line.has_own |= prepared.request.has_own or prepared.kind == "compaction"
         if not _may(prepared) or not self._budget.is_close(self._estimate(prepared)):
             return prepared
@@ -137,6 +138,16 @@ class Compaction:
         if found is None:
             raise error
         return found
+
+    async def ahead(self, whole: Prepared, n_prompt: int) -> tuple[Prepared, int] | None:
+        """The same before it is needed, for what a slot holds (proxy/compact_ahead); and the tokens that it will have.
+        Prunes stay put off: only the client's next request says what it wants instead."""
+        self._n_whole = n_prompt
+        found = await self._replaced(whole, whole, n_prompt)
+        if found is None:
+            return None
+        replaced, outcome, n_after = found
+        return self._told(replaced, outcome, n_prompt, n_after), n_after
 
     def _estimate(self, prepared: Prepared) -> int:
         """Tokens that the prompt seldom exceeds."""

@@ -11,8 +11,10 @@ from llamacpp.errors import EngineError
 from policies.prefix import common_prefix, n_tokens
 from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, exit_order, is_worth, next_base, next_save, relieve
 from proxy.carry_out import evict, give_back, restore, save
+from proxy.compact_ahead import Ahead
 from proxy.engine import Engine
 from proxy.errors import StoreError
+from proxy.exchange import Exchange
 from proxy.rendering import BASE_AT_LEAST, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
@@ -32,6 +34,7 @@ class Keeper:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._ahead = Ahead(service, Exchange)
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
         self._reconciled = 0.0
@@ -60,6 +63,8 @@ class Keeper:
             self._reconciled = time.monotonic()
             await self._service.engines.reconcile(engine)
             await self._service.engines.identify(engine)
+        if not self._service.stopping and await self._ahead.one(engine):
+            return
         await self._render_ahead(engine)
         if engine.can_save and not self._service.stopping:
             await self._save_one(engine)

@@ -59,6 +59,8 @@ class Line:
     """Entries that its prompt before the newest one had."""
     running: int = 0
     """Requests of this line that wait or run; it is not forgotten meanwhile."""
+    compacts: bool = False
+    """Its newest request may be compacted by us."""
     has_own: bool = False
     """Its client compacts by itself: nothing is prepared for it."""
     ledger: Ledger | None = None

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartProxy
-from tests.live.talk import CHATML, FOX, Conversation, Json, Turn, foxes, post, user
+from tests.live.talk import CHATML, FOX, Conversation, Json, Turn, all_free, foxes, post, until_engine, user
 from tests.live.test_templates import TOOLS, calls
-from tests.servers import ProxyServer
+from tests.servers import ProxyServer, until
 
 N_CTX, N_TURNS = 8192, 20
 SLOT = ("--parallel", "1", "--ctx-size", str(N_CTX), "--compact-prepare-at", "1.0")
@@ -177,3 +177,24 @@ async def test_a_last_message_that_nearly_fills_the_slot(proxy_server: StartProx
     assert 1600 < turn.n_prompt < 2048
     found = await requests_of(proxy)
     assert found[-1]["compaction"]["outcome"] in ("summary", "digest")
+
+
+async def test_prepared_in_idle_time(proxy_server: StartProxy) -> None:
+    """From the lower threshold on, when nothing happens: the next turn finds base, summary and tail processed."""
+    flags = ("--parallel", "1", "--ctx-size", "4096", "--compact-prepare-at", "0.8")
+    proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
+    talk = Conversation(proxy, foxes(800))
+    turns = [await talk.say(foxes(190, f"Turn {i}:"), N_REPLY) for i in range(8)]
+    assert 0.8 * 4096 <= turns[-1].n_prompt + 2 * N_REPLY < 4096
+
+    async def is_prepared() -> bool:
+        return 'slotkeeper_compaction_tokens_total{side="after"} 0.0' not in (await proxy.client.get("/metrics")).text
+
+    await until(is_prepared)
+    await until_engine(proxy, lambda engine: all_free(engine) and engine["slots"][0]["n_tokens"] < turns[-1].n_prompt)
+    said = foxes(50, "Next:")
+    after = await talk.say(said, N_REPLY)
+    assert after.n_prompt < 0.65 * turns[-1].n_prompt
+    assert after.prompt_n <= 50 + 64, (after, proxy.said())
+    assert after.headers["x-slotkeeper-placement"] == "continue"
+    assert (await talk.say("More.", N_REPLY)).prompt_n <= 64
