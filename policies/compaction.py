@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from policies.layout import with_note
-from policies.message_parts import Message, as_dict, as_list, role_of, texts_of
+from policies.message_parts import Message, as_dict, as_list, plain, role_of, texts_of
 
 KEPT_EXCHANGES = 2
 """Newest exchanges that stay word for word (issue 6)."""
@@ -23,7 +24,7 @@ RESERVE_PART = 4
 """A reply reserves at most this part of the window: agents ask for 32,000 tokens whatever the window (agents.md)."""
 SUMMARY_PART = 32
 """A summary may have this part of the window: 256 tokens of 8,192, 1,024 of 32,768."""
-LEAST_SUMMARY, MOST_SUMMARY = 128, 2048
+LEAST_SUMMARY, MOST_SUMMARY = 192, 2048
 """Bounds of a summary, in tokens."""
 
 
@@ -80,18 +81,37 @@ Plan = Keep | Compact
 
 
 def plan(
-    messages: Sequence[Message], tokens: Sequence[int], n_leading: int, n_base: int, budget: Budget, *, old_end: int = 0
+    messages: Sequence[Message],
+    tokens: Sequence[int],
+    n_leading: int,
+    n_base: int,
+    budget: Budget,
+    *,
+    old_end: int = 0,
+    room: int | None = None,
 ) -> Plan:
     """What to replace. `tokens`: of each message as it is sent now (0 for what a summary already stands for; its own
-    are counted where it begins); `n_base`: of the tools; `old_end`: where such a summary ends.
+    are counted where it begins); `n_base`: of the tools; `old_end`: where such a summary ends; `room`: tokens
+    of messages that the model can be shown when it is asked for a summary: a span that ends there can be summed up.
 
     Deterministic. The head (all before the first answer), the newest two exchanges and the user's newest message stay.
     Only a prompt that could not run at all goes below two exchanges, or frees less than half.
     """
+    if room is not None:
+        shown = sum(1 for total in accumulate(tokens) if total <= room)
+        found = _plan(messages, tokens, n_leading, n_base, budget, range(old_end + 1, shown + 1))
+        if isinstance(found, Compact):
+            return found
+    return _plan(messages, tokens, n_leading, n_base, budget, range(old_end + 1, len(messages)))
+
+
+def _plan(
+    messages: Sequence[Message], tokens: Sequence[int], n_leading: int, n_base: int, budget: Budget, within: range
+) -> Plan:
     start = head_end(messages, n_leading)
     n_prompt = n_base + sum(tokens)
     begins = _exchanges(messages, start)
-    ends = [p for p in boundaries(messages, start) if p > old_end]
+    ends = [p for p in boundaries(messages, start) if p in within]
     behind = sum(tokens[n_leading:])
     best: Plan = Keep("nothing lies between the first message and the newest ones")
     for kept in range(KEPT_EXCHANGES, -1, -1):
@@ -216,7 +236,9 @@ def applied(messages: Sequence[Message], r: Replacement) -> list[tuple[int, Mess
 _AGENTS = re.compile(r"claude-cli|claude-code|codex|opencode|kilo-?code|gemini-cli", re.I)
 """User agents that compact by the usage they are told (agents.md, section 7)."""
 _ASKED = re.compile(
-    r"</?summary>|</?conversation>|<state_snapshot>|context checkpoint|summar\w{1,6}\b[^\n]{0,80}\bconversation", re.I
+    r"<analysis>[^<]{0,200}<summary>|</?conversation>|<state_snapshot>|context checkpoint"
+    r"|summar\w{1,6}\b[^\n]{0,80}\bconversation",
+    re.I,
 )
 LEAST_ASKED = 600
 """Characters: agents' instructions for a summary are longer (Codex 600, opencode 2,000, Claude Code 6,300)."""
@@ -231,5 +253,5 @@ def asks_for_summary(messages: Sequence[Message]) -> bool:
     """The newest message asks for a summary of the conversation: the client's own compaction, by its shape."""
     if not messages or role_of(messages[-1]) != "user":
         return False
-    text = "\n".join(texts_of(messages[-1]))
+    text = "\n".join(map(plain, texts_of(messages[-1])))
     return len(text) >= LEAST_ASKED and (_ASKED.search(text[:2000]) or _ASKED.search(text[-2000:])) is not None

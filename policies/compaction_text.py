@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from policies.message_parts import Message, as_dict, as_list, plain, role_of, texts_of
 
-TOKENS_PER_WORD = 1.6
-"""Of English with names and paths in it; so many words are asked for that the summary's bound is seldom met."""
+TOKENS_PER_WORD = 2.0
+"""More than English has, names and paths in it: small models write more words than they are asked for."""
 OPEN = "[Earlier messages were replaced by this summary.]"
 ALSO = "Also named: "
 _IDENTIFIER = re.compile(
@@ -32,6 +32,8 @@ MOST_REPEATS = 4
 LEAST_WORDS = 30
 LEAST_VARIETY = 0.25
 """Share of different words below which a text of LEAST_WORDS or more runs in circles."""
+LINES_AT_LEAST, LEAST_LINE = 6, 24
+"""A digest has at least so many lines, of at least so many characters each."""
 CUT_USER, CUT_ANSWER, CUT_RESULT, CUT_CALL = 240, 160, 120, 100
 """Characters of the first line of each that a digest keeps."""
 
@@ -104,16 +106,26 @@ def finished(summary: str, span: Sequence[Message], n_chars: int, notes: Sequenc
 
 
 def digest_of(span: Sequence[Message], n_chars: int) -> str:
-    """A summary without a model: what was asked, said, called and found, one cut line each, the newest that fit."""
-    lines, left = [], n_chars - n_chars // IDENTIFIER_PART
-    for message in reversed(span):
-        told = list(_told(message))
-        left -= sum(len(line) + 1 for line in told)
-        if left < 0:
-            lines.append("(earlier messages left out)")
+    """A summary without a model: what was asked, said, called and found, one cut line each, in order. Of what does not
+    fit the oldest is left out; half of the room is the user's."""
+    room = n_chars - n_chars // IDENTIFIER_PART
+    longest = max(LEAST_LINE, room // LINES_AT_LEAST)
+    lines = [(role_of(m) == "user", line[:longest]) for m in span for line in _told(m)]
+    kept = _newest([i for i, (is_users, _) in enumerate(lines) if is_users], lines, room // 2)
+    left = room - sum(len(lines[i][1]) + 1 for i in kept)
+    kept |= _newest([i for i in range(len(lines)) if i not in kept], lines, left)
+    missing = [] if len(kept) == len(lines) else ["(some messages left out)"]
+    return "\n".join([*missing, *(lines[i][1] for i in sorted(kept))])
+
+
+def _newest(places: Sequence[int], lines: Sequence[tuple[bool, str]], room: int) -> set[int]:
+    kept: set[int] = set()
+    for i in reversed(places):
+        room -= len(lines[i][1]) + 1
+        if room < 0:
             break
-        lines.extend(reversed(told))
-    return "\n".join(reversed(lines))
+        kept.add(i)
+    return kept
 
 
 def _told(message: Message) -> Iterable[str]:

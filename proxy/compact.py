@@ -39,6 +39,7 @@ TEMPERATURES = (0.0, 0.7)
 """Of each try: what ran in circles once is asked for with some chance."""
 THINKING = 4
 """A model that thinks may take so many times a summary's tokens for both."""
+THOUGHT = b'"reasoning_content":"'
 MARGIN = 64
 """Tokens by which estimates of a part of a prompt may be short."""
 MOST_REPLACED = 3
@@ -196,7 +197,8 @@ class Compaction:
         messages = [orjson.loads(blob) for blob in ledger.sent]
         tokens, n_base = _tokens(prepared, n_prompt)
         old_end = ledger.replaced[-1].end if ledger.replaced else 0
-        decided = plan(messages, tokens, r.prompt.n_leading, n_base, self._budget, old_end=old_end)
+        _, room = self._room(whole)
+        decided = plan(messages, tokens, r.prompt.n_leading, n_base, self._budget, old_end=old_end, room=room)
         if not isinstance(decided, Compact):
             return None
         per_byte = n_prompt / max(1, sum(r.prompt.sizes) + _n_tools(r))
@@ -257,15 +259,21 @@ class Compaction:
                 return None
         return None
 
+    def _room(self, whole: Prepared) -> tuple[int, int]:
+        """Tokens that the answer may have, and those that are left for the messages before the instruction."""
+        n_summary = self._budget.n_summary
+        thinks = whole.ledger is not None and any(THOUGHT in blob for blob in whole.ledger.sent or ())
+        n_answer = n_summary * (THINKING if thinks else 1)
+        n_instruction = self._line.tokens_of(len(instruction(n_summary)))
+        return n_answer, self._engine.n_ctx - _tokens(whole, self._n_whole)[1] - n_answer - n_instruction - MARGIN
+
     def _question(self, whole: Prepared, messages: Sequence[Json], decided: Compact) -> Prepared | None:
         """The history as it lies in the slot, and one instruction as the newest message."""
         r, ledger, budget = whole.request, whole.ledger, self._budget
         assert ledger is not None
-        tokens, n_base = _tokens(whole, self._n_whole)
+        tokens, _ = _tokens(whole, self._n_whole)
         text = instruction(budget.n_summary)
-        thinks = any(message.get("reasoning_content") for message in messages)
-        n_answer = budget.n_summary * (THINKING if thinks else 1)
-        room = self._engine.n_ctx - n_base - n_answer - self._line.tokens_of(len(text)) - MARGIN
+        n_answer, room = self._room(whole)
         warm = whole.found.shared if whole.found.match is not Match.NEW else len(messages)
         if warm < len(messages) and messages[warm].get("role") == "assistant":
             warm += not messages[warm].get("tool_calls")

@@ -288,6 +288,8 @@ class Metrics:
             "own prunes were enough, or nothing helped.",
             ("outcome",),
         )
+        for outcome in get_args(CompactionOutcome):
+            self._compactions.labels(outcome)
         self._compaction_tokens = c("compaction_tokens", "Prompt tokens before and after compactions.", ("side",))
         self._placements = c(
             "placements", "Prompts placed (slot table), by where their tokens came from.", ("engine", "decision")

@@ -168,10 +168,11 @@ def test_source_ends_where_nothing_is_split() -> None:
 
 def test_shapes_of_requests_for_a_summary() -> None:
     """The instruction is long, newest, and the user's."""
-    assert compaction.asks_for_summary([user("Please do.\n<summary>" + "x" * 600)])
+    assert compaction.asks_for_summary([user("x" * 600 + "an <analysis> block and then a <summary> block.")])
+    assert not compaction.asks_for_summary([user("x" * 600 + "<task><summary>done</summary></task>")])
     assert compaction.asks_for_summary([user("x" * 700 + "\nSummarize this conversation for a successor.")])
-    assert not compaction.asks_for_summary([user("Summarize this conversation.")])
-    assert not compaction.asks_for_summary([answer("<summary>" + "x" * 600)])
+    assert not compaction.asks_for_summary([user("<conversation>")])
+    assert not compaction.asks_for_summary([answer("<conversation>" + "x" * 600)])
     assert not compaction.asks_for_summary([])
     assert compaction.compacts_itself("claude-cli/2.1.332 (external, cli)")
     assert not compaction.compacts_itself("pi/1.6.0 (linux; node/v22.23.3; x64)")

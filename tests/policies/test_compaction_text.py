@@ -88,7 +88,12 @@ def test_digest_is_bounded_and_newest() -> None:
         {"role": "tool", "content": "line one\nline two"},
     ]
     assert digest_of(span, 900) == "User: fix the bug\nCalled read {'p': 1}\nResult: line one"
-    assert digest_of(span, 60) == "(earlier messages left out)\nCalled read {'p': 1}\nResult: line one"
+    assert digest_of(span, 75).startswith("(some messages left out)\n")
+    talk = [{"role": role, "content": f"{role} {n}"} for n in range(40) for role in ("user", "assistant")]
+    lines = digest_of(talk, 300).splitlines()
+    assert len("\n".join(lines)) <= 300
+    assert lines[-1] == "Answer: assistant 39"
+    assert sum(line.startswith("User") for line in lines) > sum(line.startswith("Answer") for line in lines)
 
 
 def test_identifiers_take_any_shape() -> None:
