@@ -194,10 +194,18 @@ def _newest_request(messages: Sequence[Message]) -> range:
     return range(first, last + 1)
 
 
-def source_end(messages: Sequence[Message], tokens: Sequence[int], end: int, warm: int, room: int) -> int | None:
+def source_end(
+    messages: Sequence[Message], tokens: Sequence[int], end: int, warm: int, room: int, *, can_rewind: bool = True
+) -> int | None:
     """How many messages the model is shown when it is asked for the summary: as many as lie in the slot (`warm`) and
-    fit `room` tokens, at least the span up to `end`; None when even that does not fit."""
+    fit `room` tokens, at least the span up to `end`; None when even that does not fit.
+
+    Where memory cannot be rewound (`can_rewind`), an earlier prompt's end is preferred: there are checkpoints.
+    """
     clean = [p for p in [*boundaries(messages, 0), len(messages)] if p <= max(warm, end)]
+    asked = [p for p in clean if p >= end and (p == warm or role_of(messages[p]) == "assistant")]
+    if not can_rewind and any(sum(tokens[:p]) <= room for p in asked):
+        clean = asked
     fitting = [p for p in clean if sum(tokens[:p]) <= room]
     return fitting[-1] if fitting and fitting[-1] >= end else None
 

@@ -115,7 +115,7 @@ class Compaction:
             engine.n_ctx, reserve_of(asked.max_tokens, usual, engine.n_ctx), service.settings.compact_at
         )
         self._n_whole = 0
-        """Tokens of the prompt before anything was done."""
+        """Tokens of the prompt before anything was tried; 0: nothing was."""
 
     async def fitted(self, prepared: Prepared) -> Prepared:
         """The request as it fits, or as it was when it does, or when nothing helps."""
@@ -132,8 +132,8 @@ class Compaction:
 
     async def forced(self, prepared: Prepared, error: SlotkeeperError) -> Prepared:
         """The same for a prompt that was refused. Raises the refusal when that cannot be helped."""
-        if not _may(prepared) or self._record.compaction:
-            raise error
+        if not _may(prepared) or self._n_whole:
+            raise error  # once: what was tried did not help enough
         n_prompt = await self._count(prepared)
         found = await self._compacted(prepared, max(n_prompt or 0, self._engine.n_ctx))
         if found is None:
@@ -211,7 +211,7 @@ class Compaction:
         self._record.compaction["messages"] = [decided.start, decided.end]
         sent = resent(self._service, r, messages, ledger)
         at = min(decided.start, prepared.found.shared or decided.start)
-        found = Found(self._line, Match.EDITED, at)
+        found = Found(prepared.found.line or self._line, Match.EDITED, at)
         return replace(prepared, request=sent, found=found, ledger=ledger), outcome, max(0, n_prompt - decided.freed)
 
     # --- the summary ------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Compaction:
         warm = whole.found.shared if whole.found.match is not Match.NEW else len(messages)
         if warm < len(messages) and messages[warm].get("role") == "assistant":
             warm += not messages[warm].get("tool_calls")
-        end = source_end(messages, tokens, decided.end, warm, room)
+        end = source_end(messages, tokens, decided.end, warm, room, can_rewind=self._engine.can_rewind)
         if end is None:
             return None
         shown = replace(ledger, replaced=[x for x in ledger.replaced if x.end <= end]).composed(messages[:end])
@@ -297,7 +297,10 @@ class Compaction:
             writer=None,
             compacts=False,
         )
-        return Prepared(request, Found(self._line, Match.EDITED, end), kind="compaction", line=self._line)
+        # Where memory cannot be rewound only its own slot has the checkpoints, of which placement does not know.
+        is_held = not self._engine.can_rewind and self._engine.table.holding(self._line.id) is not None
+        match = Match.EXTENDS if is_held else Match.EDITED
+        return Prepared(request, Found(self._line, match, end), kind="compaction", line=self._line)
 
 
 def _may(prepared: Prepared) -> bool:

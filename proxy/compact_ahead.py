@@ -80,7 +80,7 @@ class Ahead:
         if not _is_still(slot, line, ledger):
             return
         whole = _whole(line, ledger, slot.body, reply)
-        before = slot.n_tokens
+        before, has_reply = slot.n_tokens, engine.can_rewind or slot.replies_return
         record = Record(f"idle_{secrets.token_hex(4)}", line.who.tenant, "chat", "compaction", time.time())
         work = Compaction(self._service, engine, line, whole.request, record, self._ask(engine))
         found = await work.ahead(whole, before)
@@ -89,7 +89,6 @@ class Ahead:
         sent, after = found
         if sent.ledger is None:
             return
-        has_reply = engine.can_rewind or slot.replies_return
         line.ledger = replace(ledger, replaced=sent.ledger.replaced)
         line.prompt = replace(line.prompt, sizes=line.ledger.sizes())
         n_reply = line.tokens_of(sent.request.prompt.sizes[-1])

@@ -42,14 +42,15 @@ def processed(found: list[Json]) -> int:
     return sum(r["prompt_n"] for r in found)
 
 
-async def test_twenty_turns(proxy_server: StartProxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["dense", "hybrid"])
+async def test_twenty_turns(proxy_server: StartProxy, tmp_path: Path, model: str) -> None:
     """Blocking only. Processed: at most 1.15 times what append-only needs, and the instruction and the summary."""
-    wide = await proxy_server(*WIDE, model="dense", engine_flags=CHATML, state_dir=tmp_path / "wide")
+    wide = await proxy_server(*WIDE, model=model, engine_flags=CHATML, state_dir=tmp_path / "wide")
     _, turns = await talked(wide)
     appended, n_last = processed(await requests_of(wide)), turns[-1].n_prompt
     assert n_last > N_CTX, "the conversation would have fitted"
     await wide.stop()
-    proxy = await proxy_server(*SLOT, model="dense", engine_flags=CHATML)
+    proxy = await proxy_server(*SLOT, model=model, engine_flags=CHATML)
     _, turns = await talked(proxy)
     found = await requests_of(proxy)
     compacted = [r for r in only(found, "main") if r["compaction"]]
@@ -60,11 +61,12 @@ async def test_twenty_turns(proxy_server: StartProxy, tmp_path: Path) -> None:
     assert compacted[0]["prompt_n"] + compacted[0]["cache_n"] <= compacted[0]["compaction"]["after"] + 64
     assert all(r["cache_n"] >= 0.98 * (r["cache_n"] + r["prompt_n"]) for r in asked), asked
     n_summaries = sum(r["prompt_n"] + r["predicted_n"] for r in asked)
+    print(f"{model}: {processed(found)} computed, append-only {appended}; last {turns[-1].n_prompt}, {n_last}")
     assert processed(found) <= 1.15 * appended + n_summaries
     assert turns[-1].n_prompt <= 0.65 * n_last
     metrics = (await proxy.client.get("/metrics")).text
     assert f'slotkeeper_compactions_total{{outcome="{compacted[0]["compaction"]["outcome"]}"}} 1.0' in metrics
-    assert 'slotkeeper_prompt_tokens_total{engine="e0",kind="compaction"' in metrics or 'kind="compaction"' in metrics
+    assert 'kind="compaction"' in metrics
 
 
 class Prunes:
@@ -101,6 +103,7 @@ async def test_twenty_turns_with_prunes(proxy_server: StartProxy, tmp_path: Path
     agent = Prunes(await proxy_server(*SLOT, model="dense", engine_flags=CHATML), kept)
     turns = [await agent.step(n) for n in range(N_TURNS)]
     found = await requests_of(agent.proxy)
+    print(f"{kept} kept: {processed(found)} computed, append-only {appended}")
     assert processed(found) <= 1.25 * appended
     assert turns[-1].n_prompt < N_CTX
     outcomes = [r["compaction"]["outcome"] for r in only(found, "main") if r["compaction"]]
@@ -179,7 +182,8 @@ async def test_a_last_message_that_nearly_fills_the_slot(proxy_server: StartProx
     assert found[-1]["compaction"]["outcome"] in ("summary", "digest")
 
 
-async def test_prepared_in_idle_time(proxy_server: StartProxy) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+async def test_prepared_in_idle_time(proxy_server: StartProxy, *, restart: bool) -> None:
     """From the lower threshold on, when nothing happens: the next turn finds base, summary and tail processed."""
     flags = ("--parallel", "1", "--ctx-size", "4096", "--compact-prepare-at", "0.8")
     proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
@@ -192,9 +196,12 @@ async def test_prepared_in_idle_time(proxy_server: StartProxy) -> None:
 
     await until(is_prepared)
     await until_engine(proxy, lambda engine: all_free(engine) and engine["slots"][0]["n_tokens"] < turns[-1].n_prompt)
+    if restart:
+        assert await proxy.stop() == 0, proxy.said()
+        proxy = talk.proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
     said = foxes(50, "Next:")
     after = await talk.say(said, N_REPLY)
     assert after.n_prompt < 0.65 * turns[-1].n_prompt
     assert after.prompt_n <= 50 + 64, (after, proxy.said())
-    assert after.headers["x-slotkeeper-placement"] == "continue"
+    assert after.headers["x-slotkeeper-placement"] == ("restore" if restart else "continue")
     assert (await talk.say("More.", N_REPLY)).prompt_n <= 64

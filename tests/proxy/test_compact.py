@@ -18,6 +18,8 @@ from proxy.api.read import Told, read
 from proxy.compact import Collected, Compaction
 from proxy.config import Settings
 from proxy.engine import Engine
+from proxy.engine_errors import too_long
+from proxy.errors import ContextExceeded
 from proxy.ledger import Ledger
 from proxy.lines import Identity, new_line
 from proxy.prepare import Prepared, keep, prepare
@@ -57,12 +59,28 @@ class Client(Talk):
         found = prepared.found
         line = found.line if found.is_same_line and found.line else new_line(r.who, r.prompt, r.first_user, "main")
         self.record = Record("r", "t", "chat", "main", time.time())
-        engine = cast(Engine, SimpleNamespace(n_ctx=N_CTX))
+        engine = cast(Engine, SimpleNamespace(n_ctx=N_CTX, can_rewind=True))
         prepared = await Compaction(self.service, engine, line, r, self.record, self._ask).fitted(prepared)
         self.service.lines.advance(line, prepared.request.prompt, n_tokens(prepared))
         if prepared.ledger is not None:
             keep(self.service, line, prepared.ledger)
         return prepared
+
+    def refused(self, messages: list[Json], n_prompt: int) -> Prepared:
+        """The engine says that a request is longer than we counted."""
+        self.service.settings = Settings()
+        told = Told({}, self.mode, self.service.normals, compaction=True)
+        body = orjson.dumps({"messages": messages, "max_tokens": 100})
+        r = read("chat", "/v1/chat/completions", body, Identity("local", self.session), told)
+        line = new_line(r.who, r.prompt, r.first_user, "main")
+        engine = cast(Engine, SimpleNamespace(n_ctx=N_CTX, can_rewind=True))
+
+        async def run() -> Prepared:
+            prepared = await prepare(self.service, r)
+            work = Compaction(self.service, engine, line, r, self.record, self._ask)
+            return await work.forced(await work.fitted(prepared), too_long(n_prompt, N_CTX))
+
+        return asyncio.run(run())
 
     async def _ask(self, prepared: Prepared) -> Collected:
         self.asked.append(prepared)
@@ -209,6 +227,18 @@ def test_nothing_helps() -> None:
     one = client.say([system(), user("a"), answer("b"), user("x" * N_CTX * BYTES_PER_TOKEN)])
     assert client.record.compaction == {} and client.asked == []
     assert len(sent(one)) == 4
+
+
+def test_what_the_engine_refuses_is_compacted_once() -> None:
+    client = Client()
+    one = client.refused(history(8), N_CTX + 100)
+    assert GOOD in text(one)
+    assert client.record.compaction["outcome"] == "summary"
+    hopeless = Client()
+    with pytest.raises(ContextExceeded, match=f"request \\({N_CTX * 2} tokens\\)"):
+        hopeless.refused([system(), user("a"), answer("b"), user("x" * 9000)], N_CTX * 2)
+    impossible = "slotkeeper_compactions_total", {"outcome": "impossible"}
+    assert hopeless.service.metrics.registry.get_sample_value(*impossible) == 1
 
 
 def test_clients_that_compact_by_themselves() -> None:
