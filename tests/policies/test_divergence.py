@@ -133,7 +133,7 @@ def test_one_changed_message_is_found(body: Json, data: st.DataObject) -> None:
     assert found is not None
     assert found.message == i
     # A message without text of its own may be told from the change by what stands behind it in the flattened prompt.
-    texts = [piece.text for piece in flatten({"messages": [messages[i]]}) if "content" == piece.path[:7]]
+    texts = [piece.text for piece in flatten({"messages": [messages[i]]}) if piece.path[:7] == "content"]
     assert found.path.startswith("content") or not "".join(texts)
 
 
