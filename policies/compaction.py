@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from policies.layout import with_note
@@ -21,7 +21,9 @@ LEAST_FREED = 0.5
 CLOSE = 0.9
 """Share of a limit from which on an estimate is not good enough and tokens are counted (issue 6)."""
 RESERVE_PART = 4
-"""A reply reserves at most this part of the window: agents ask for 32,000 tokens whatever the window (agents.md)."""
+"""A reply reserves at most this part of the window: agents ask for 8,192 or 32,000 tokens whatever the window
+(agents.md). All of --reply-reserve would be half of a slot of 8,192: a base of 3,000 tokens would leave 1,000 for the
+conversation, and a compaction every few turns. A longer reply ends at the window, as it does without us."""
 SUMMARY_PART = 32
 """A summary may have this part of the window: 256 tokens of 8,192, 1,024 of 32,768."""
 LEAST_SUMMARY, MOST_SUMMARY = 192, 2048
@@ -101,8 +103,14 @@ def plan(
         shown = sum(1 for total in accumulate(tokens) if total <= room)
         found = _plan(messages, tokens, n_leading, n_base, budget, range(old_end + 1, shown + 1))
         if isinstance(found, Compact):
-            return found
-    return _plan(messages, tokens, n_leading, n_base, budget, range(old_end + 1, len(messages)))
+            return _pinned(messages, found)
+    return _pinned(messages, _plan(messages, tokens, n_leading, n_base, budget, range(old_end + 1, len(messages))))
+
+
+def _pinned(messages: Sequence[Message], found: Plan) -> Plan:
+    if isinstance(found, Keep):
+        return found
+    return replace(found, pinned=tuple(i for i in _newest_request(messages) if found.start <= i < found.end))
 
 
 def _plan(
@@ -111,12 +119,12 @@ def _plan(
     start = head_end(messages, n_leading)
     n_prompt = n_base + sum(tokens)
     begins = _exchanges(messages, start)
-    ends = [p for p in boundaries(messages, start) if p in within]
+    ends = _spans(messages, tokens, start, budget.n_summary, within)
     behind = sum(tokens[n_leading:])
     best: Plan = Keep("nothing lies between the first message and the newest ones")
     for kept in range(KEPT_EXCHANGES, -1, -1):
         last = _last_end(messages, begins, kept)
-        allowed = [_compact(messages, tokens, start, p, budget) for p in ends if p <= last]
+        allowed = [c for c in ends if c.end <= last]
         enough = [c for c in allowed if c.freed >= LEAST_FREED * behind and c.freed > 0]
         turns = [c for c in enough if role_of(messages[c.end]) == "user"]
         if turns or enough:
@@ -133,9 +141,17 @@ def _plan(
     return best if isinstance(best, Keep) else Keep("what has to stay does not fit")
 
 
-def _compact(messages: Sequence[Message], tokens: Sequence[int], start: int, end: int, budget: Budget) -> Compact:
-    pinned = tuple(i for i in _newest_request(messages) if start <= i < end)
-    return Compact(start, end, pinned, sum(tokens[start:end]) - sum(tokens[i] for i in pinned) - budget.n_summary)
+def _spans(
+    messages: Sequence[Message], tokens: Sequence[int], start: int, n_summary: int, within: range
+) -> list[Compact]:
+    """Every span that may be replaced, the shortest first, and what it frees (its pins are not told yet). Linear:
+    histories may have 100,000 messages."""
+    totals, newest = [0, *accumulate(tokens)], _newest_request(messages)
+    found = []
+    for end in (p for p in boundaries(messages, start) if p in within):
+        kept = max(0, totals[min(end, newest.stop)] - totals[max(start, newest.start)])
+        found.append(Compact(start, end, freed=totals[end] - totals[start] - kept - n_summary))
+    return found
 
 
 def head_end(messages: Sequence[Message], n_leading: int) -> int:
@@ -202,11 +218,12 @@ def source_end(
 
     Where memory cannot be rewound (`can_rewind`), an earlier prompt's end is preferred: there are checkpoints.
     """
+    totals = [0, *accumulate(tokens)]
     clean = [p for p in [*boundaries(messages, 0), len(messages)] if p <= max(warm, end)]
     asked = [p for p in clean if p >= end and (p == warm or role_of(messages[p]) == "assistant")]
-    if not can_rewind and any(sum(tokens[:p]) <= room for p in asked):
+    if not can_rewind and any(totals[p] <= room for p in asked):
         clean = asked
-    fitting = [p for p in clean if sum(tokens[:p]) <= room]
+    fitting = [p for p in clean if totals[p] <= room]
     return fitting[-1] if fitting and fitting[-1] >= end else None
 
 

@@ -24,6 +24,8 @@ _IDENTIFIER = re.compile(
 _WEIGHT = {"user": 3, "assistant": 2, "tool": 1}
 """Whose identifiers are told first where not all can be."""
 MOST_IDENTIFIER = 200
+MOST_READ = 100_000
+"""Characters of one text in which names are looked for: the expressions take up to 1.5 s for a million."""
 IDENTIFIER_PART = 3
 """A summary's identifiers that the model left out may take this part of its room."""
 WORDS_LOOKED_AT = 6
@@ -46,6 +48,11 @@ def instruction(n_summary: int) -> str:
         "goes on with it and has nothing else. Headings: Task, Decisions, Constraints, Files and their state, Commands "
         "and results, Errors, Open steps. Copy names, paths, numbers and ids verbatim."
     )
+
+
+def short_instruction(n_summary: int) -> str:
+    """The same for a model that could not follow it: small ones take its headings for the summary."""
+    return f"Summarize this conversation in at most {int(n_summary / TOKENS_PER_WORD)} words."
 
 
 def fault(text: str, *, has_calls: bool, is_cut: bool, asked: str) -> str | None:
@@ -78,7 +85,7 @@ def identifiers(messages: Sequence[Message], most: int, told: str = "") -> list[
     for at, message in enumerate(messages):
         worth = _WEIGHT.get(role_of(message) or "", 0)
         for text in (*texts_of(message), *_arguments(message)):
-            for found in _IDENTIFIER.finditer(plain(text)):
+            for found in _IDENTIFIER.finditer(plain(text[:MOST_READ])):
                 name = found.group().rstrip(".")
                 if len(name) <= MOST_IDENTIFIER and name not in told:
                     weight[name] = max(weight.get(name, (0, 0)), (worth, at))

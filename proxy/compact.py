@@ -6,6 +6,7 @@ the line's ledger, where it stays (proxy/ledger.Ledger.replaced).
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,14 +17,14 @@ import orjson
 import structlog
 
 from policies.compaction import LEAST_FREED, Budget, Compact, Replacement, plan, reserve_of, source_end
-from policies.compaction_text import digest_of, fault, finished, instruction
+from policies.compaction_text import digest_of, fault, finished, instruction, short_instruction
 from policies.layout import Value, change_note, line_note
 from policies.types import Match, digest
 from proxy.api.read import CHAT_PATH, ModelRequest, folded
 from proxy.engine import Engine
 from proxy.errors import SlotkeeperError
 from proxy.ledger import Ledger
-from proxy.lines import Found, Line
+from proxy.lines import Chosen, Found, Line
 from proxy.metrics import CompactionOutcome
 from proxy.prepare import Prepared, prepare
 from proxy.rendering import render
@@ -34,9 +35,12 @@ log = structlog.get_logger(__name__)
 
 Json = dict[str, Any]
 
-TRIES = 2
-TEMPERATURES = (0.0, 0.7)
-"""Of each try: what ran in circles once is asked for with some chance."""
+TRIES = ((instruction, 0.0), (short_instruction, 0.7))
+"""What is asked, at which temperature: what ran in circles once is asked for more simply, and with some chance."""
+SEED = 1
+"""The same history has the same summary, as far as the engine computes the same."""
+ROUNDS = 2
+"""Spans that are tried: what is kept may have more tokens for its bytes than the whole, so that not enough went."""
 THINKING = 4
 """A model that thinks may take so many times a summary's tokens for both."""
 THOUGHT = b'"reasoning_content":"'
@@ -128,14 +132,17 @@ class Compaction:
         is_over = self._budget.cannot_run if prepared.kind == "compaction" else self._budget.is_over
         if n_prompt is None or not is_over(n_prompt):
             return prepared
-        return await self._compacted(prepared, n_prompt) or prepared
+        async with self._line.compacting:
+            shared = await self._as_chosen(prepared, n_prompt, is_over)
+            return shared or await self._compacted(prepared, n_prompt) or prepared
 
     async def forced(self, prepared: Prepared, error: SlotkeeperError) -> Prepared:
         """The same for a prompt that was refused. Raises the refusal when that cannot be helped."""
         if not _may(prepared) or self._n_whole:
             raise error  # once: what was tried did not help enough
         n_prompt = await self._count(prepared)
-        found = await self._compacted(prepared, max(n_prompt or 0, self._engine.n_ctx))
+        async with self._line.compacting:
+            found = await self._compacted(prepared, max(n_prompt or 0, self._engine.n_ctx))
         if found is None:
             raise error
         return found
@@ -144,7 +151,8 @@ class Compaction:
         """The same before it is needed, for what a slot holds (proxy/compact_ahead); and the tokens that it will have.
         Prunes stay put off: only the client's next request says what it wants instead."""
         self._n_whole = n_prompt
-        found = await self._replaced(whole, whole, n_prompt)
+        async with self._line.compacting:
+            found = await self._replaced(whole, whole, n_prompt)
         if found is None:
             return None
         replaced, outcome, n_after = found
@@ -196,23 +204,51 @@ class Compaction:
             return None
         messages = [orjson.loads(blob) for blob in ledger.sent]
         tokens, n_base = _tokens(prepared, n_prompt)
+        n_chars = int(self._budget.n_summary * (sum(r.prompt.sizes) + _n_tools(r)) / max(1, n_prompt))
         old_end = ledger.replaced[-1].end if ledger.replaced else 0
-        _, room = self._room(whole)
-        decided = plan(messages, tokens, r.prompt.n_leading, n_base, self._budget, old_end=old_end, room=room)
-        if not isinstance(decided, Compact):
-            return None
-        per_byte = n_prompt / max(1, sum(r.prompt.sizes) + _n_tools(r))
-        n_chars = int(self._budget.n_summary / per_byte)
-        text, outcome = await self._text(whole, decided, n_chars)
-        ledger = replace(
-            ledger,
-            replaced=[*ledger.replaced, Replacement(decided.start, decided.end, decided.pinned, text)][-MOST_REPLACED:],
-        )
-        self._record.compaction["messages"] = [decided.start, decided.end]
-        sent = resent(self._service, r, messages, ledger)
-        at = min(decided.start, prepared.found.shared or decided.start)
+        room, excess = self._room(whole)[1], 0
+        for _ in range(ROUNDS):
+            decided = plan(
+                messages, tokens, r.prompt.n_leading, n_base + excess, self._budget, old_end=old_end, room=room
+            )
+            if not isinstance(decided, Compact):
+                return None
+            text, outcome = await self._text(whole, decided, n_chars)
+            chosen = Replacement(decided.start, decided.end, decided.pinned, text)
+            sent = self._with(prepared, messages, chosen)
+            expected = max(0, n_prompt - decided.freed)
+            n_after = await self._count(sent) or expected
+            if not self._budget.cannot_run(n_after):
+                self._line.chosen = Chosen(chosen, tuple(ledger.raw[: chosen.end]), outcome)
+                return sent, outcome, n_after
+            excess += max(1, n_after - expected)
+        return None
+
+    def _with(self, prepared: Prepared, messages: Sequence[Json], chosen: Replacement) -> Prepared:
+        """The request with that summary in it."""
+        assert prepared.ledger is not None
+        self._record.compaction["messages"] = [chosen.start, chosen.end]
+        ledger = replace(prepared.ledger, replaced=[*prepared.ledger.replaced, chosen][-MOST_REPLACED:])
+        at = min(chosen.start, prepared.found.shared or chosen.start)
         found = Found(prepared.found.line or self._line, Match.EDITED, at)
-        return replace(prepared, request=sent, found=found, ledger=ledger), outcome, max(0, n_prompt - decided.freed)
+        sent = resent(self._service, prepared.request, messages, ledger)
+        return replace(prepared, request=sent, found=found, ledger=ledger)
+
+    async def _as_chosen(self, prepared: Prepared, n_prompt: int, is_over: Callable[[int], bool]) -> Prepared | None:
+        """The request with the summary that another one of the line has got meanwhile, or got and was left."""
+        chosen, ledger = self._line.chosen, prepared.ledger
+        if chosen is None or ledger is None or ledger.sent is None:
+            return None
+        end = chosen.replacement.end
+        known = ledger.replaced[-1].end if ledger.replaced else 0
+        if end <= known or tuple(ledger.raw[:end]) != chosen.raws:
+            return None
+        sent = self._with(prepared, [orjson.loads(blob) for blob in ledger.sent], chosen.replacement)
+        n_after = await self._count(sent)
+        if n_after is None or is_over(n_after):
+            return None
+        self._record.compaction |= {"outcome": chosen.outcome, "before": n_prompt, "after": n_after}
+        return sent
 
     # --- the summary ------------------------------------------------------------------------------------------------
 
@@ -227,22 +263,22 @@ class Compaction:
         begin = old.end if old is not None else decided.start
         pinned = [] if old is None else [messages[i] for i in old.pinned if i not in kept]
         span = [*pinned, *(messages[i] for i in range(begin, decided.end) if i not in kept)]
-        notes = _notes(ledger, decided)
-        summary = await self._summary(whole, messages, decided, n_chars)
-        if summary is not None:
-            return finished(summary, [*first, *span], n_chars, notes), "summary"
-        told = old.text[: n_chars // 2] + "\n" if old is not None else ""
-        told += digest_of(span, n_chars - len(told))
-        return finished(told, [*first, *span], n_chars, notes), "digest"
+        outcome: CompactionOutcome = "summary"
+        text = await self._summary(whole, messages, decided, n_chars)
+        if text is None:
+            outcome, text = "digest", old.text[: n_chars // 2] + "\n" if old is not None else ""
+            text += await asyncio.to_thread(digest_of, span, n_chars - len(text))
+        # A span may be as long as a body: what looks through it must not hold the loop.
+        return await asyncio.to_thread(finished, text, [*first, *span], n_chars, _notes(ledger, decided)), outcome
 
     async def _summary(self, whole: Prepared, messages: Sequence[Json], decided: Compact, n_chars: int) -> str | None:
         """The model's, None when it gave none that is fit."""
-        question = self._question(whole, messages, decided)
-        if question is None:
-            return None
-        for temperature in TEMPERATURES[:TRIES]:
-            body = {**question.request.body, "temperature": temperature}
-            answer = await self._ask(replace(question, request=replace(question.request, body=body)))
+        for instruct, temperature in TRIES:
+            asked = instruct(self._budget.n_summary)
+            question = self._question(whole, messages, decided, asked, temperature)
+            if question is None:
+                return None
+            answer = await self._ask(question)
             self._record.compaction.setdefault("requests", []).append(answer.record.id if answer.record else "")
             message = answer.choice.get("message") or {}
             text = message.get("content") or ""
@@ -250,7 +286,7 @@ class Compaction:
                 text,
                 has_calls=bool(message.get("tool_calls")),
                 is_cut=answer.choice.get("finish_reason") == "length" or len(text) > n_chars + n_chars // 2,
-                asked=instruction(self._budget.n_summary),
+                asked=asked,
             )
             if why is None:
                 return str(text)
@@ -267,12 +303,13 @@ class Compaction:
         n_instruction = self._line.tokens_of(len(instruction(n_summary)))
         return n_answer, self._engine.n_ctx - _tokens(whole, self._n_whole)[1] - n_answer - n_instruction - MARGIN
 
-    def _question(self, whole: Prepared, messages: Sequence[Json], decided: Compact) -> Prepared | None:
-        """The history as it lies in the slot, and one instruction as the newest message."""
-        r, ledger, budget = whole.request, whole.ledger, self._budget
+    def _question(
+        self, whole: Prepared, messages: Sequence[Json], decided: Compact, text: str, temperature: float
+    ) -> Prepared | None:
+        """The history as it lies in the slot, and one instruction (`text`) as the newest message."""
+        r, ledger = whole.request, whole.ledger
         assert ledger is not None
         tokens, _ = _tokens(whole, self._n_whole)
-        text = instruction(budget.n_summary)
         n_answer, room = self._room(whole)
         warm = whole.found.shared if whole.found.match is not Match.NEW else len(messages)
         if warm < len(messages) and messages[warm].get("role") == "assistant":
@@ -283,6 +320,7 @@ class Compaction:
         shown = replace(ledger, replaced=[x for x in ledger.replaced if x.end <= end]).composed(messages[:end])
         body = {name: r.body[name] for name in ASKED_ALIKE if name in r.body}
         body |= {"messages": [*shown, {"role": "user", "content": text}], "max_tokens": n_answer}
+        body |= {"temperature": temperature, "seed": SEED}
         if body.get("tools"):
             body["tool_choice"] = "none"  # the template prints the same prompt, the answer is not read for calls
         p = r.prompt

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import structlog
@@ -36,8 +36,17 @@ IDLE_SECONDS = 3.0
 """A slot unused for so long is taken to be waiting for a person, or for a tool that takes its time."""
 LOOK_SECONDS = 0.1
 """Pause between two looks whether somebody waits for the engine."""
+CANCEL_SECONDS = 20.0
+"""As in proxy/exchange: until the engine has noticed that a prompt is no longer wanted."""
 MOST_TRIED = 256
 """Lines whose last state is remembered to have been tried."""
+
+
+T = TypeVar("T")
+
+
+class GaveUpError(Exception):
+    """Somebody needs the engine: what was prepared for later has to wait."""
 
 
 class Ahead:
@@ -53,7 +62,10 @@ class Ahead:
             self._tried[line.id] = len(ledger.raw)
             if len(self._tried) > MOST_TRIED:
                 del self._tried[next(iter(self._tried))]
-            await self._prepare(engine, slot, line, ledger)
+            try:
+                await self._prepare(engine, slot, line, ledger)
+            except GaveUpError:
+                self._tried.pop(line.id, None)
             return True
         return False
 
@@ -66,11 +78,16 @@ class Ahead:
             is_waiting = engine.clock() - slot.last_used > IDLE_SECONDS
             if not slot.is_idle or slot.body is None or not is_waiting or line.ledger.sent is None:
                 continue
+            if self._tried.get(line.id) == len(line.ledger.raw) or not self._is_over(engine, slot, None):
+                continue  # the body, which may be large, says at most that less is reserved
             asked = orjson.loads(slot.body).get("max_tokens")
-            reserve = reserve_of(asked if isinstance(asked, int) else None, s.reply_reserve, engine.n_ctx)
-            is_due = Budget(engine.n_ctx, reserve, s.compact_prepare_at).is_over(slot.n_tokens)
-            if is_due and self._tried.get(line.id) != len(line.ledger.raw):
+            if self._is_over(engine, slot, asked if isinstance(asked, int) else None):
                 yield slot, line, line.ledger
+
+    def _is_over(self, engine: Engine, slot: Slot, asked: int | None) -> bool:
+        s = self._service.settings
+        reserve = reserve_of(asked, s.reply_reserve, engine.n_ctx)
+        return Budget(engine.n_ctx, reserve, s.compact_prepare_at).is_over(slot.n_tokens)
 
     async def _prepare(self, engine: Engine, slot: Slot, line: Line, ledger: Ledger) -> None:
         reply = ledger.reply.message
@@ -94,23 +111,30 @@ class Ahead:
         n_reply = line.tokens_of(sent.request.prompt.sizes[-1])
         line.n_tokens = max(0, after - n_reply)
         self._service.texts.hold(line.id, line.ledger)
-        await self._process(engine, slot, line, sent, has_reply=has_reply)
-        line.n_tokens = max(0, slot.n_tokens - (n_reply if has_reply else 0)) or line.n_tokens
         self._service.engines.remember(line)
+        if await self._process(engine, slot, line, sent, has_reply=has_reply):
+            line.n_tokens = max(0, slot.n_tokens - (n_reply if has_reply else 0)) or line.n_tokens
+            self._service.engines.remember(line)
 
     def _ask(self, engine: Engine) -> Callable[[Prepared], Any]:
-        """Asks, and gives up as soon as somebody waits for the engine."""
 
         async def ask(prepared: Prepared) -> Collected:
-            task = asyncio.create_task(ask_aside(self._exchange, self._service, prepared))
-            while not task.done():
-                await asyncio.wait({task}, timeout=LOOK_SECONDS)
-                if engine.table.has_waiting() or self._service.stopping:
-                    task.cancel()
-                    await asyncio.wait({task})
-            return Collected() if task.cancelled() else task.result()
+            return await self._unless_needed(engine, ask_aside(self._exchange, self._service, prepared), n_ours=1)
 
         return ask
+
+    async def _unless_needed(self, engine: Engine, work: Coroutine[Any, Any, T], *, n_ours: int) -> T:
+        """The work's result. Raises GaveUpError as soon as the engine has a request that is not one of `n_ours`: a
+        free slot is no comfort, the engine shares its time between them."""
+        task: asyncio.Task[T] = self._service.tasks.spawn(work, "prepare")
+        while not task.done():
+            await asyncio.wait({task}, timeout=LOOK_SECONDS)
+            if engine.n_requests > n_ours or self._service.stopping:
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            raise GaveUpError
+        return task.result()
 
     async def _keep(self, engine: Engine, slot: Slot) -> None:
         """The whole conversation, should the client go back in it, where a file costs less than processing again."""
@@ -123,28 +147,46 @@ class Ahead:
         finally:
             give_back(engine, slot)
 
-    async def _process(self, engine: Engine, slot: Slot, line: Line, sent: Prepared, *, has_reply: bool) -> None:
-        """The prompt with the summary, as far as the next one is sure to begin with it."""
+    async def _process(self, engine: Engine, slot: Slot, line: Line, sent: Prepared, *, has_reply: bool) -> bool:
+        """The prompt with the summary, as far as the next one is sure to begin with it; False when it was not."""
         body = sent.request.body
         messages = body["messages"] if has_reply else body["messages"][:-1]
         body = {**body, "messages": messages, "add_generation_prompt": False}
         raw = orjson.dumps(body)
         tokens = (await render_chat(engine, line.who.tenant, sent.request.prompt.base, raw)).tokens
         if not slot.is_idle:
-            return
+            return False
         engine.table.lease(slot)
         try:
-            await engine.client.prime(slot.id, tokens)
-            slot.tokens, slot.n_tokens, slot.n_prompt = tokens, n_tokens(tokens), n_tokens(tokens)
-            slot.tenant, slot.line, slot.body, slot.is_rendered = line.who.tenant, line.id, raw, True
-            slot.saved, slot.snapshot, slot.rigid, slot.boundary = 0, None, 0, None
-            slot.replies_return, slot.n_left, slot.last_used = False, None, engine.clock()
+            await self._unless_needed(engine, engine.client.prime(slot.id, tokens), n_ours=0)
+        except GaveUpError:
+            report = await engine.wait_idle(slot.id, CANCEL_SECONDS)
+            n_done = report.n_prompt_tokens if report is not None else 0
+            await self._emptied(engine, slot) if not n_done else _holds(slot, line, tokens[: 4 * n_done], raw)
+            return False
         except EngineError as error:
             log.warning("not_prepared", engine=engine.name, slot=slot.id, error=str(error))
-            await engine.client.erase_slot(slot.id)
-            slot.clear()
+            await self._emptied(engine, slot)
+            return False
+        else:
+            _holds(slot, line, tokens, raw)
+            slot.last_used = engine.clock()
+            return True
         finally:
             give_back(engine, slot)
+
+    async def _emptied(self, engine: Engine, slot: Slot) -> None:
+        """What it holds is in doubt."""
+        slot.clear_owner()
+        await engine.client.erase_slot(slot.id)
+        slot.clear()
+
+
+def _holds(slot: Slot, line: Line, tokens: bytes, body: bytes) -> None:
+    slot.tokens, slot.n_tokens, slot.n_prompt = tokens, n_tokens(tokens), n_tokens(tokens)
+    slot.tenant, slot.line, slot.body, slot.is_rendered = line.who.tenant, line.id, body, True
+    slot.saved, slot.snapshot, slot.rigid, slot.boundary = 0, None, 0, None
+    slot.replies_return, slot.n_left = False, None
 
 
 def _is_still(slot: Slot, line: Line, ledger: Ledger) -> bool:

@@ -37,15 +37,20 @@ class Keeper:
         self._ahead = Ahead(service, Exchange)
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
-        self._reconciled = 0.0
+        self._reconciled: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Rounds of upkeep for every engine that is idle. Cancelled, it leaves a round that is under way to its end:
-        a slot whose save was broken off would be nobody's, and could not be saved at exit."""
+        """Rounds of upkeep for every engine that is idle, each engine's apart: a summary may take minutes. Cancelled,
+        it leaves a round that is under way to its end: a slot whose save was broken off would be nobody's, and could
+        not be saved at exit."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self._service.engines.all:
+                group.create_task(self._rounds(engine), name=f"keeper-{engine.name}")
+
+    async def _rounds(self, engine: Engine) -> None:
         while True:
             await asyncio.sleep(ROUND_SECONDS)
-            for engine in self._service.engines.all:
-                await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
+            await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
 
     async def _safe_round(self, engine: Engine) -> None:
         """Whatever goes wrong in one round, there is a next one."""
@@ -59,8 +64,8 @@ class Keeper:
     async def _round(self, engine: Engine) -> None:
         if not engine.ready or engine.table.runners() or engine.table.has_waiting():
             return
-        if time.monotonic() - self._reconciled > RECONCILE_SECONDS:
-            self._reconciled = time.monotonic()
+        if time.monotonic() - self._reconciled.get(engine.name, 0.0) > RECONCILE_SECONDS:
+            self._reconciled[engine.name] = time.monotonic()
             await self._service.engines.reconcile(engine)
             await self._service.engines.identify(engine)
         if not self._service.stopping and await self._ahead.one(engine):
