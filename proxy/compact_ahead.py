@@ -119,7 +119,10 @@ class Ahead:
     def _ask(self, engine: Engine) -> Callable[[Prepared], Any]:
 
         async def ask(prepared: Prepared) -> Collected:
-            return await self._unless_needed(engine, ask_aside(self._exchange, self._service, prepared), n_ours=1)
+            answer = await self._unless_needed(engine, ask_aside(self._exchange, self._service, prepared), n_ours=1)
+            if answer.error is not None:  # nobody waits: no digest is needed because the engine failed
+                raise EngineError(f"A summary could not be made ahead: {answer.error}")
+            return answer
 
         return ask
 
