@@ -169,6 +169,7 @@ class _Waiter:
     key: int
     want: Want
     granted: asyncio.Future[Grant]
+    since: float
     bypassed: int = 0
 
 
@@ -201,9 +202,9 @@ class SlotTable:
         """Requests in the waiting line."""
         return len(self._waiters)
 
-    def has_waiting(self) -> bool:
-        """Somebody would like a slot now."""
-        return bool(self._waiters)
+    def waiting(self) -> list[tuple[Want, float]]:
+        """The waiting line in the order of arrival, and since when each waits, by `clock`."""
+        return [(w.want, w.since) for _, w in sorted(self._waiters.items())]
 
     def holding(self, line_id: str) -> Slot | None:
         """The slot that holds the most of a line."""
@@ -265,7 +266,7 @@ class SlotTable:
         behind, also when the grant came in the same moment.
         """
         self._next += 1
-        waiter = _Waiter(place_in_line or self._next, want, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(place_in_line or self._next, want, asyncio.Future(), self.clock())
         self._waiters[waiter.key] = waiter
         try:
             self.pump()
@@ -277,9 +278,8 @@ class SlotTable:
                 return await waiter.granted
         except TimeoutError:
             self._give_up(waiter)
-            raise WaitedTooLong(
-                f"No slot became free within {seconds:.0f} s; try again, or serve more slots."
-            ) from None
+            sentence = f"No slot became free within {seconds:.0f} s; try again, or serve more slots."
+            raise WaitedTooLong(sentence) from None
         except BaseException:
             self._give_up(waiter)
             raise
