@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import socket
+import stat
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,15 +22,15 @@ from llamacpp.engines.flags import MODEL_FLAGS, refuse_reserved, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
 from llamacpp.engines.model_file import check_model
 from llamacpp.errors import EngineError, EngineSetupError
-from proxy import __version__, audit_cli, control, explain_cli, fetch, logs, snapshots, tenants
+from proxy import __version__, audit_cli, control, explain_cli, fetch, logs, sd_notify, snapshots, tenants
 from proxy.config import Settings, load
 from proxy.errors import SlotkeeperError, StoreError, UsageError
 from proxy.flags import with_settings
 from proxy.state_dir import ensure_private_dir
+from proxy.stop import DONE, FAILED, INTERRUPTED, Stop
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-# Seconds beyond the exit deadline after which a stop that hangs is cut off; engines die with us (guard in llamacpp).
-_STOP_GRACE = 5.0
+USAGE = 2
+SMALLEST_BUDGET = 1_000_000  # bytes; the slot file of a small model's 64 tokens is 1.5 MB
 _KEEP_ALIVE = 75  # seconds an idle client connection is kept: agents think for longer than uvicorn's default of 5
 
 app = typer.Typer(
@@ -39,6 +38,7 @@ app = typer.Typer(
     help="An HTTP proxy in front of llama-server that makes it compute each prompt token once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's table cuts the names of flags in a narrow terminal
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -86,7 +86,7 @@ def _root(
         raise typer.Exit(DONE)
 
 
-@app.command()
+@app.command(options_metavar="[OPTIONS] [-- LLAMA_SERVER_FLAG ...]")
 @with_settings
 def serve(
     context: typer.Context,
@@ -160,7 +160,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     from proxy.app import create_app
 
     application = create_app(settings)
-    stop = _Stop(settings.exit_deadline_seconds)
+    stop = Stop(settings.exit_deadline_seconds)
     with stop.on_signals():
         async with application.router.lifespan_context(application), contextlib.AsyncExitStack() as stack:
             control = getattr(application.state, "control", None)
@@ -168,18 +168,42 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
                 await stack.enter_async_context(_control(control, settings))
             server = _server(application, settings)
             service = getattr(application.state, "service", None)
-            stop.watch(server, service.begin_stop if service is not None else None)
+            stop.watch(server, service)
             _settle_memory()
             host, port = listener.getsockname()[:2]
-            if not is_loopback(settings.host) and settings.api_key_file is None:
-                log.warning(
-                    "open_to_the_network",
-                    host=settings.host,
-                    what="everybody who reaches this address can use the model and read its state: give --api-key-file",
-                )
+            _warn(settings)
             log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
+            if service is not None:
+                await stack.enter_async_context(sd_notify.told(service.is_ready, service.engines.why_not_ready))
             await server.serve(sockets=[listener])
+    if stop.failure is not None:
+        raise stop.failure
     return stop.exit_code
+
+
+def _warn(settings: Settings) -> None:
+    """What works and is probably not meant, once at start."""
+    if not is_loopback(settings.host) and settings.api_key_file is None:
+        log.warning(
+            "open_to_the_network",
+            host=settings.host,
+            what="everybody who reaches this address can use the model and read its state: give --api-key-file; and "
+            "--allowed-host NAME for each name or address that clients call it by",
+        )
+    if settings.api_key_file is not None and stat.S_IMODE(settings.api_key_file.stat().st_mode) & 0o077:
+        path = str(settings.api_key_file)
+        log.warning(
+            "keys_readable_by_others", path=path, what=f"every user of this machine reads them: chmod 600 {path}"
+        )
+    if settings.disk_budget < SMALLEST_BUDGET and settings.persist:
+        log.warning(
+            "small_disk_budget", bytes=settings.disk_budget, what="no slot file fits: write a unit, as in 20GiB"
+        )
+    if settings.ctx_size is not None and {"-c", "--ctx-size"} & {spelled(word) for word in settings.engine_flags}:
+        log.warning("context_given_twice", what="-c after -- goes before --ctx-size: leave one of them out")
+    if settings.ctx_size is not None and settings.reply_reserve >= settings.ctx_size:
+        what = "each request is set aside the whole context, so they run one by one: lower --reply-reserve"
+        log.warning("large_reply_reserve", tokens=settings.reply_reserve, ctx_size=settings.ctx_size, what=what)
 
 
 def _settle_memory() -> None:
@@ -198,7 +222,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `_Stop`."""
+        """Leave signals to `Stop`."""
         yield
 
 
@@ -236,53 +260,6 @@ async def _control(application: Any, settings: Settings) -> AsyncIterator[None]:
         server.should_exit = True
         await running
         settings.control_socket.unlink(missing_ok=True)
-
-
-class _Stop:
-    """SIGTERM and SIGINT: the first asks for an orderly stop, the second for a quick one, and time makes sure."""
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.exit_code = DONE
-        self._asked = False
-        self._server: _Server | None = None
-        self._begin_stop: Callable[..., None] | None = None
-
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Take both signals while the body runs; must be entered inside the event loop."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ask, number)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-
-    def watch(self, server: _Server, begin_stop: Callable[..., None] | None) -> None:
-        """The server that a signal stops, and what is told first; a signal that came before the server did counts."""
-        self._server, self._begin_stop = server, begin_stop
-        server.should_exit = self._asked
-
-    def ask(self, number: int) -> None:
-        """A signal came. Ctrl-C is reported as 130, SIGTERM is how services are stopped and is no failure."""
-        self.exit_code = INTERRUPTED if number == signal.SIGINT else self.exit_code
-        if self._server is not None:
-            self._server.should_exit = True
-        if self._begin_stop is not None:
-            self._begin_stop(at_once=self._asked)
-        if not self._asked:
-            self._asked = True
-            log.info("stopping", deadline_seconds=self.deadline, again="a second signal ends running answers at once")
-            watchdog = threading.Timer(self.deadline + _STOP_GRACE, self._cut_off)
-            watchdog.daemon = True
-            watchdog.start()
-
-    def _cut_off(self) -> None:
-        """A thread, because what hangs may be the event loop."""
-        log.error("stop took too long, ending now", deadline_seconds=self.deadline)
-        os._exit(FAILED)
 
 
 # -- the other commands ----------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ Precedence: flags, then SLOTKEEPER_* environment, then the TOML file, then defau
 made from this class (proxy/flags.py) and the README's table is tested against it: a setting is written down once.
 """
 
+import difflib
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,12 @@ from policies.layout_rules import Rule, check_rules
 from proxy.errors import UsageError
 
 ENV_PREFIX = "SLOTKEEPER_"
+OTHER_VARIABLES = frozenset(
+    {"CONFIG", "CACHE_DIR", "DEBUG", "ENGINE_API_KEY", "TEST_SERVER", "TEST_TOOLS", "LLAMA_CPP", "TRACES", "KEY"}
+)
+"""Names of variables with our prefix that are no settings; KEY is what the README has Codex send."""
+_KUBERNETES = re.compile(ENV_PREFIX + r"(SERVICE_|PORT_\d)")
+"""What Kubernetes gives every pod beside a Service named slotkeeper."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 
 
@@ -198,6 +205,7 @@ def load(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> 
     Raises UsageError with one sentence: which setting, where it was set, what is wrong with it.
     """
     given = dict(flags or {})
+    _check_environment()
     path = config or (Path(os.environ["SLOTKEEPER_CONFIG"]) if os.environ.get("SLOTKEEPER_CONFIG") else None)
     from_file = _read_toml(path) if path else {}
 
@@ -210,6 +218,23 @@ def load(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> 
         return Loaded(**given)
     except ValidationError as error:
         raise UsageError(_sentence(error.errors(include_url=False)[0], given, path)) from None
+
+
+def _check_environment() -> None:
+    """Raises UsageError for a variable that would be meant for us and is none: no setting may be lost in silence."""
+    known = {field.upper() for field in Settings.model_fields}
+    for name in sorted(os.environ):
+        prefix, word = name[: len(ENV_PREFIX)], name[len(ENV_PREFIX) :].upper()
+        is_ours = prefix.upper() == ENV_PREFIX and os.environ[name] and not _KUBERNETES.match(name)
+        if is_ours and word not in known | OTHER_VARIABLES:
+            hint = _hint(word, known, ENV_PREFIX)
+            raise UsageError(f"{name} in the environment is no setting of Slotkeeper. {hint}")
+
+
+def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """What to do about a name that is not known."""
+    close = difflib.get_close_matches(name, sorted(known), 1)
+    return f"Did you mean {prefix}{close[0]}?" if close else "Leave it out; the README lists all of them."
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -227,7 +252,8 @@ def _sentence(error: ErrorDetails, given: Mapping[str, Any], path: Path | None) 
         return message[0].upper() + message[1:] + "."
     field = str(error["loc"][0])
     if field not in Settings.model_fields:
-        return f"The configuration file {path} sets '{field}', which is no setting of Slotkeeper."
+        hint = _hint(field.replace("-", "_").lower(), Settings.model_fields)
+        return f"The configuration file {path} sets '{field}', which is no setting of Slotkeeper. {hint}"
     variable = ENV_PREFIX + field.upper()
     if field in given:
         where = flag_name(field)

@@ -19,7 +19,7 @@ from policies.causes import Cause
 from policies.placement import SMALL_TAIL
 from proxy import fingerprint
 from proxy.config import Settings
-from proxy.engine import Engine
+from proxy.engine import Engine, names_of
 from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, rewinds
 from proxy.engine_template import clock_advice, with_template
 from proxy.errors import BadRequest, StoreError, UnknownModel
@@ -39,6 +39,8 @@ RECHECK_SECONDS = 1.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
+HOPELESS = 3
+"""Starts of an engine that was never ready after which we give up: its model cannot be loaded."""
 KEY_REFUSED = (401, 403)
 """What llama-server (401), or a proxy in front of it, answers to a wrong key or to none."""
 
@@ -53,7 +55,8 @@ class Engines:
     lines: LineBook
     tasks: Tasks
     all: list[Engine] = field(default_factory=list)
-    failed: Exception | None = None
+    on_hopeless: Callable[[Exception], None] = lambda _: None
+    """Told why no engine of ours can be started."""
     on_pressure: Callable[[Engine], None] = lambda _: None
     """Told of an engine one of whose runners has outgrown its reserve."""
     _children: dict[str, children.Child] = field(default_factory=dict)
@@ -227,7 +230,7 @@ class Engines:
 
     async def _keep_child(self, engine: Engine, spec: children.EngineSpec, child: children.Child | None) -> None:
         """Runs one child after another until we stop."""
-        backoff = FIRST_BACKOFF
+        backoff, deaths = FIRST_BACKOFF, 0
         while not self.is_stopping():
             began = engine.clock()
             try:
@@ -251,8 +254,9 @@ class Engines:
             if self.is_stopping():
                 return
             self._lost_instance(engine, why)
-            if engine.instance == 0:
-                self.failed = EngineSetupError(why)
+            deaths += 1
+            if engine.instance == 0 and deaths == HOPELESS:
+                return self.on_hopeless(EngineSetupError(f"{why} It has never been ready in {deaths} starts."))
             backoff = FIRST_BACKOFF if engine.clock() - began > STABLE_SECONDS else backoff
             log.error("engine_ended", engine=engine.name, why=why, again_in_seconds=backoff)
             await asyncio.sleep(backoff)
@@ -263,7 +267,6 @@ class Engines:
         try:
             while not dead.done():
                 if await self._is_taken_over(engine):
-                    self.failed = None
                     log.info(
                         "engine_ready", engine=engine.name, kind=child.kind, model=engine.model, n_ctx=engine.n_ctx
                     )
@@ -388,12 +391,3 @@ async def _probe(engine: Engine) -> TemplateFacts | None:
     except EngineError as error:
         log.info("template_unknown", engine=engine.name, error=str(error))
         return None
-
-
-def names_of(engine: Engine) -> set[str]:
-    """Names that a client may call an engine's model by."""
-    names = {engine.model}
-    if engine.props is not None:
-        path = Path(engine.props.model_path)
-        names |= {engine.props.model_alias, engine.props.model_path, path.name, path.stem}
-    return names - {""}

@@ -126,6 +126,15 @@ class BrokenLine(SlotkeeperError):
 
     status, kind, code = 409, "invalid_request_error", "broken_line"
 
+    def __init__(self, message: str, divergence: dict[str, Any] | None = None) -> None:
+        """`divergence`: positions and hashes of the first difference (proxy/explain), where known."""
+        super().__init__(message)
+        self.divergence = divergence
+
+    def details(self) -> dict[str, Any]:
+        """Where it departs, beside the sentence."""
+        return {"divergence": self.divergence} if self.divergence else {}
+
 
 class TooLarge(SlotkeeperError):
     """The body is longer than max_body_bytes."""

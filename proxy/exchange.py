@@ -29,7 +29,7 @@ from proxy.relay import Out, Relay
 from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, signs_of
-from proxy.slots import Grant, NeedsTokens, Slot, Want
+from proxy.slots import Grant, NeedsTokens, Runner, Slot, Want
 from proxy.store_types import Snapshot
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class Exchange:
 
     async def _fail(self, error: SlotkeeperError) -> None:
         self.record.outcome, self.record.error = error.outcome, str(error.code)
-        await self.out.fail(error, self._headers())
+        await self.out.fail(error, self.record.headers())
 
     # --- the story --------------------------------------------------------------------------------------------------
 
@@ -146,9 +146,11 @@ class Exchange:
         r, reserve = self.request, self._reserve(engine)
         slot = engine.table.holding(line.id) if found.match is Match.EXTENDS else None
         n_prompt = line.tokens_of(r.prompt.n_bytes)
+        is_known = slot is not None and line.lost is not Cause.CANCELLED and line.n_tokens > 0
+        most = line.n_tokens - 1 if is_known and not r.is_answered(found.shared) else None
         if slot is not None:
             n_prompt = slot.n_tokens + line.tokens_of(sum(r.prompt.sizes[found.shared :]))
-        want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh)
+        want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh, most=most)
         want.stem = found.line.id if found.line is not None and found.line is not line else None
         room = engine.table.capacity or engine.n_ctx
         is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
@@ -231,9 +233,7 @@ class Exchange:
         takes_over = is_guest and carried.predicted_cache_n + 1 < (slot.n_prompt or slot.n_tokens)
         slot.apply(SlotEvent.SEND)
         slot.last_used = engine.clock()
-        instance = engine.instance
-
-        settled = False
+        instance, runner, settled = engine.instance, slot.runner, False
 
         def settle(timings: Timings) -> None:
             nonlocal settled
@@ -243,7 +243,7 @@ class Exchange:
             slot.apply(SlotEvent.ANSWERED)
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
 
-        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self._headers(), settle, r.writer)
+        relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self.record.headers(), settle, r.writer)
         if self._ledger is not None:
             relay.keeps, values = True, self._ledger.values
             relay.resolver = Resolver(values) if values else None
@@ -262,7 +262,7 @@ class Exchange:
                     slot.n_left = min(slot.n_owned, carried.predicted_cache_n)
                 elif slot.line != want.line.id:
                     slot.clear_owner()  # what was his is overwritten, or about to be
-                self._abandon(engine, slot, want)
+                self._abandon(engine, slot, want, self._unfinished(relay, runner))
             elif not r.fresh:
                 self._line = want.line
 
@@ -270,7 +270,8 @@ class Exchange:
         r = self.request
         body = r.sent(slot.id, may_reuse=may_reuse)
         self.clock.sent = time.perf_counter()
-        async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
+        stream = engine.client.stream("POST", r.path, orjson.dumps(body))
+        async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
                 raise answered(response.status_code, await response.aread())
             if r.is_unseen:
@@ -302,6 +303,7 @@ class Exchange:
         before = self.service.explainer.body_of(found.line) if found.match is Match.EDITED else None
         signs = signs_of(engine, found, r.body, before)
         verdict = after_answer(engine, line, found, self.record, done, signs)
+        self.service.show_record(self.record)
         body = orjson.dumps(r.body) if r.door == "chat" else None
         is_repaired = r.mode != "observe"
         self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
@@ -329,13 +331,23 @@ class Exchange:
         elif not engine.files_rewind and timings.cache_n == 0:
             engine.files_step_back = False
 
-    def _abandon(self, engine: Engine, slot: Slot, want: Want) -> None:
+    def _unfinished(self, relay: Relay, runner: Runner | None) -> int:
+        """What is known of an answer that broke off, for the record; tokens of its prompt if that was processed
+        whole, else 0."""
+        done, r = relay.progress, self.record
+        r.predicted_n = runner.n_decoded if runner is not None else 0
+        if done is None:
+            return 0
+        r.cache_n, r.prompt_n = done.cache, max(0, done.processed - done.cache)
+        return done.total if done.processed >= done.total else 0
+
+    def _abandon(self, engine: Engine, slot: Slot, want: Want, n_prompt: int = 0) -> None:
         """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
         slot.apply(SlotEvent.CANCELLED)
         if not want.fresh and slot.line in (None, want.line.id):
             # A repeated request has to find its line, and wait for its slot, at once.
-            self._advance(want.line, want.line.n_tokens)
-            want.line.lost = Cause.CANCELLED
+            self._advance(want.line, n_prompt or want.line.n_tokens)
+            want.line.lost = None if n_prompt else Cause.CANCELLED
             slot.line = want.line.id
         self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
 
@@ -376,20 +388,6 @@ class Exchange:
             if c.first:
                 m.first_token(r.engine, r.kind, c.first - c.start)
         self.service.remember(r)
-
-    def _headers(self) -> dict[str, str]:
-        r = self.record
-        headers = {"x-slotkeeper-request-id": r.id}
-        if r.line:
-            headers["x-slotkeeper-line"] = r.line
-        if r.placement:
-            headers |= {
-                "x-slotkeeper-slot": str(r.slot),
-                "x-slotkeeper-placement": r.placement,
-                "x-slotkeeper-waited-ms": str(round(r.waited_ms)),
-                "x-slotkeeper-predicted-cache-n": str(r.predicted_cache_n),
-            }
-        return headers
 
 
 MISPREDICTED = 64

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -31,7 +31,9 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     spelling = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     default = shown_default(name, field)
     text = f"{field.description}; default {default}" if default and kind is not bool else field.description
-    option = typer.Option(spelling, help=text, show_default=False, metavar=None if kind is bool else _metavar(name))
+    option = typer.Option(
+        spelling, help=text, show_default=False, metavar=None if kind is bool else _metavar(name, field)
+    )
     annotation = Annotated[kind | None, option] if kind is not list else Annotated[list[str] | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -44,7 +46,14 @@ def _flag_type(field: FieldInfo) -> Any:
     return list if get_origin(kind) is tuple or any(get_origin(k) is tuple for k in get_args(kind)) else str
 
 
-def _metavar(name: str) -> str:
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """The values that a setting can have, where they are a list of words."""
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    if words := choices(field):
+        return "|".join(words)
     word = name.rsplit("_", 1)[-1]
     return {"size": "N", "server": "PATH", "upstream": "URL", "budget": "SIZE", "bytes": "SIZE"}.get(word, word.upper())
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from llamacpp.errors import EngineBroken
-from llamacpp.reports import Timings, error_of
+from llamacpp.reports import Progress, Timings, error_of
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
 from policies.placeholders import Resolver
@@ -69,6 +69,11 @@ class Relay:
         self._n_kept = 0
         self.first_event = 0.0
         """When the first event came that bears something, by time.perf_counter; 0.0 before."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the engine said last of the prompt; None before it did."""
+        return self._decoder.progress
 
     async def events(self, chunks: AsyncIterable[bytes], runner: Runner | None) -> None:
         """Relays or assembles a streamed answer. Raises EngineRefused for the engine's error event, EngineBroken

@@ -11,6 +11,7 @@ import structlog
 
 from proxy.api.read import Json
 from proxy.config import Settings
+from proxy.engine_metrics import EngineMetrics
 from proxy.engines import Engines
 from proxy.errors import Dialect, ShuttingDown
 from proxy.explain import Explainer, texts_of
@@ -58,10 +59,12 @@ class Service:
     stopping: bool = False
     running: set[Exchange] = field(default_factory=set)
     explainer: Explainer = field(init=False)
+    engine_metrics: EngineMetrics = field(init=False)
     _dropped: set[str] = field(default_factory=set)
     _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
+        self.engine_metrics = EngineMetrics(self.tasks)
         self.explainer = Explainer(self.tasks, self.lines.get, self._explained)
 
     def _explained(self, record: Record) -> None:
@@ -69,25 +72,30 @@ class Service:
         if record.id in self.records:
             self.store.put_request(record.to_json())
 
-    def remember(self, record: Record) -> None:
-        """Keeps a finished request for /slotkeeper/requests, the oldest beyond MOST_RECORDS out."""
+    def show_record(self, record: Record) -> None:
+        """Shows a request in /slotkeeper/requests, the oldest beyond MOST_RECORDS out: from the moment that the engine
+        has told its figures, so that whoever has the end of an answer finds it there."""
         self.records[record.id] = record
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
+
+    def remember(self, record: Record) -> None:
+        """Keeps a request that has ended, and logs it."""
+        self.show_record(record)
         self.store.put_request(record.to_json())
         log.info(
             "answered" if record.outcome == "ok" else "not_answered",
-            request=record.id,
-            outcome=record.outcome,
-            error=record.error,
-            kind=record.kind,
-            slot=record.slot,
-            placement=record.placement,
             cached=record.cache_n,
             computed=record.prompt_n,
             generated=record.predicted_n,
-            cause=record.cause,
             seconds=record.seconds,
+            cause=record.cause,
+            outcome=record.outcome,
+            error=record.error,
+            placement=record.placement,
+            slot=record.slot,
+            kind=record.kind,
+            request=record.id,
         )
 
     def note_dropped(self, dialect: Dialect, names: list[str]) -> None:
@@ -99,6 +107,10 @@ class Service:
         if new:
             self._dropped.update(new)
             log.info("fields_without_effect", dialect=dialect, fields=new)
+
+    def is_ready(self) -> bool:
+        """What /readyz says: an engine can be asked, and we do not stop."""
+        return not self.stopping and self.engines.is_ready()
 
     def begin_stop(self, *, at_once: bool) -> None:
         """No new requests; those that run get most of the drain time, or none, and are told why they end."""

@@ -58,6 +58,20 @@ class Record:
         """For the ops door and state.db."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    def headers(self) -> dict[str, str]:
+        """What the client is told of its request so far (contract.md, response headers)."""
+        headers = {"x-slotkeeper-request-id": self.id}
+        if self.line:
+            headers["x-slotkeeper-line"] = self.line
+        if self.placement:
+            headers |= {
+                "x-slotkeeper-slot": str(self.slot),
+                "x-slotkeeper-placement": self.placement,
+                "x-slotkeeper-waited-ms": str(round(self.waited_ms)),
+                "x-slotkeeper-predicted-cache-n": str(self.predicted_cache_n),
+            }
+        return headers
+
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Record | None:
         """A record of an earlier run; None when another version wrote it."""
@@ -165,7 +179,8 @@ def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_g
     slot.tokens = tokens if tokens is not None else slot.tokens[: 4 * timings.cache_n]
     slot.is_rendered = tokens is not None or slot.body is None
     slot.saved, slot.rigid = min(slot.saved, timings.cache_n), min(slot.rigid, timings.cache_n)
-    slot.tenant, slot.was_restored, slot.last_used = line.who.tenant, False, now
+    slot.tenant, slot.last_used = line.who.tenant, now
+    slot.was_restored = slot.is_purged = False
     if is_guest:
         slot.n_left = min(slot.n_owned, timings.cache_n)
     else:

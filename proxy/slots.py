@@ -75,6 +75,8 @@ class Slot:
     """Its first tokens that can only be kept together (policies/types.SlotFacts)."""
     was_restored: bool = False
     """Its content came from a file and no request has run on it since: GET /slots does not count it."""
+    is_purged: bool = False
+    """Its snapshots were purged, and no request has run on it since: it is not to be saved."""
     last_used: float = 0.0
     runner: Runner | None = None
 
@@ -91,12 +93,10 @@ class Slot:
 
     def clear(self) -> None:
         """Its content is gone."""
-        self.line = self.tenant = self.body = self.snapshot = None
+        self.line = self.tenant = self.body = self.snapshot = self.n_left = None
         self.is_rendered, self.n_prompt, self.boundary, self.replies_return = True, None, None, False
         self.n_tokens = self.saved = self.rigid = 0
-        self.n_left = None
-        self.was_restored = False
-        self.tokens = b""
+        self.tokens, self.was_restored, self.is_purged = b"", False, False
 
     def clear_owner(self) -> None:
         """What it holds is nobody's; its cells are not free yet."""
@@ -122,7 +122,8 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Want:
-    """A request for a slot. `tokens`: its prompt, packed, when rendered; `is_hot`: unrendered, it can only continue."""
+    """A request for a slot. `tokens`: its prompt, packed, when rendered; `is_hot`: unrendered, it can only continue.
+    `most`: tokens that it may share with what its own line left, where it does not go on behind the reply there."""
 
     line: Line
     match: Match
@@ -133,8 +134,8 @@ class Want:
     stem: str | None = None
     fresh: bool = False
     snapshots: Callable[[], tuple[SnapshotFacts, ...]] = tuple
-
     is_hot: bool = False
+    most: int | None = None
 
     @property
     def tenant(self) -> str:
@@ -219,8 +220,8 @@ class SlotTable:
         return sum(s.claims for s in self.slots)
 
     def saved_of(self, slot: Slot) -> int:
-        """Tokens of a slot that need not be saved: a snapshot that still exists holds them, or they are nobody's."""
-        if slot.line is None:
+        """Tokens of a slot that need not be saved: a snapshot that still exists holds them, or they are not wanted."""
+        if slot.line is None or slot.is_purged:
             return slot.n_tokens
         return slot.saved if slot.snapshot is not None and self.is_kept(slot.snapshot) else 0
 
@@ -263,8 +264,7 @@ class SlotTable:
         """Waits its turn for a placement and the leases it needs; raises Busy when the line is full, WaitedTooLong.
 
         `place_in_line`: where it stood before it had to be rendered (NeedsTokens). A cancelled wait leaves nothing
-        behind, also when the grant came in the same moment.
-        """
+        behind, also when the grant came in the same moment."""
         self._next += 1
         waiter = _Waiter(place_in_line or self._next, want, asyncio.Future(), self.clock())
         self._waiters[waiter.key] = waiter
@@ -278,8 +278,7 @@ class SlotTable:
                 return await waiter.granted
         except TimeoutError:
             self._give_up(waiter)
-            sentence = f"No slot became free within {seconds:.0f} s; try again, or serve more slots."
-            raise WaitedTooLong(sentence) from None
+            raise WaitedTooLong(f"No slot became free in {seconds:.0f} s; try again, or serve more slots.") from None
         except BaseException:
             self._give_up(waiter)
             raise
@@ -290,7 +289,7 @@ class SlotTable:
             raise self._full()
 
     def _full(self) -> Busy:
-        return Busy(f"{self.max_waiting} requests wait already; try again when some are done.")
+        return Busy(f"The waiting line is full ({self.max_waiting}); try again when some requests are done.")
 
     def pump(self) -> None:
         """Grants what can be granted, in the order of policies/queue."""
@@ -392,9 +391,10 @@ class SlotTable:
 
 
 def _common(slot: Slot, want: Want, mine: bool) -> int:
+    own = slot.n_owned if want.most is None else min(slot.n_owned, want.most)
     if want.tokens is None:
-        return slot.n_owned if mine else 0
+        return own if mine else 0
     shared = common_prefix(slot.tokens, want.tokens)
     if mine and shared == n_tokens(slot.tokens):
-        return min(slot.n_owned, n_tokens(want.tokens))
+        return min(own, n_tokens(want.tokens))
     return min(shared, slot.n_tokens)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import ENV_PREFIX, Settings, flag_name
-from proxy.flags import NOT_FLAGS, shown_default
+from proxy.flags import NOT_FLAGS, choices, shown_default
 from proxy.metrics import Metrics
 from tests.proxy.test_metrics import feed
 
@@ -24,7 +24,8 @@ def setting_rows() -> list[str]:
     """One row for each setting: flag, environment variable, default, description."""
     rows = []
     for name, field in Settings.model_fields.items():
-        flag = ELSEWHERE[name] if name in NOT_FLAGS else f"`{flag_name(name)}`"
+        values = "".join(f"{sign}{word}" for sign, word in zip((" ", *["\\|"] * 9), choices(field), strict=False))
+        flag = ELSEWHERE[name] if name in NOT_FLAGS else f"`{flag_name(name)}{values}`"
         text = (field.description or "").replace("|", "\\|")
         rows.append(f"| {flag} | `{ENV_PREFIX}{name.upper()}` | {shown_default(name, field)} | {text} |")
     return rows

@@ -76,7 +76,7 @@ class Child:
         how = "is running" if code is None else f"ended with {process.signal_name(code)}"
         where = f" Its log: {self.spec.log_file}." if self.spec.log_file else ""
         words = "" if has_served else last_words(self.tail())
-        return f"The {self.kind} engine {how}" + (f": {words}" if words else ".") + where
+        return f"The {self.kind} engine {how}" + (f": {words.rstrip('.')}." if words else ".") + where
 
 
 LAST_LINES = 15  # a failed start says why in its last lines; errors further up may be old and of no account

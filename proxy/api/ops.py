@@ -37,7 +37,7 @@ class Ops:
         """200 when an engine can be asked and the index is loaded, else 503 with the reason."""
         if self._service.stopping:
             return JSONResponse({"status": "stopping"}, 503, {"retry-after": "5"})
-        if self._service.engines.is_ready():
+        if self._service.is_ready():
             return JSONResponse({"status": "ready"})
         reason = self._service.engines.why_not_ready()
         return JSONResponse({"status": "not ready", "reason": reason}, 503, {"retry-after": "2"})
@@ -45,6 +45,8 @@ class Ops:
     async def metrics(self, request: Request) -> Response:
         """Prometheus text, or OpenMetrics when asked for."""
         self._admin(request)
+        s = self._service
+        s.metrics.set_passed(await s.engine_metrics.read(s.engines.all))
         self._gauges()
         body, content_type = self._service.metrics.render(request.headers.get("accept", ""))
         return Response(body, media_type=content_type)
@@ -85,13 +87,14 @@ class Ops:
         s.metrics.set_store(
             lines=len(s.lines), snapshots=len(store.all()), n_bytes=store.total_bytes, budget=store.budget
         )
+        s.metrics.set_limit(s.settings.max_waiting)
 
 
 def _last(request: Request, default: str) -> int:
     """How many requests are asked for; raises BadRequest."""
     text = request.query_params.get("last", default)
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise errors.BadRequest(f"last={text[:20]} is not a whole number.", param="last")
+        raise errors.BadRequest(f"last={text[:20]} is not a whole number from 0 on.", param="last")
     return min(int(text), MOST_RECORDS)
 
 
@@ -169,7 +172,7 @@ def control_app(service: Service) -> Starlette:
         return JSONResponse(await desk.prune())
 
     async def purged(_: Request) -> Response:
-        return JSONResponse(await desk.purge())
+        return JSONResponse(await desk.purge() | {"in_memory": _forget_slots(service)})
 
     engines = service.engines.all
     explain = ExplainDesk(service.explainer, lambda name: next((e for e in engines if e.name == name), None))
@@ -194,6 +197,14 @@ def control_app(service: Service) -> Starlette:
         ],
         exception_handlers={SlotkeeperError: _refused, StoreError: _unknown},
     )
+
+
+def _forget_slots(service: Service) -> int:
+    """What lies in slots is not saved again unless it is used again. The number of slots that hold something."""
+    full = [slot for engine in service.engines.all for slot in engine.table.slots if slot.n_tokens]
+    for slot in full:
+        slot.is_purged, slot.snapshot, slot.saved = True, None, 0
+    return len(full)
 
 
 def _named(service: Service, name: str) -> Record:

@@ -90,6 +90,16 @@ class ModelRequest:
     raws: tuple[bytes, ...] = ()
     normals: tuple[bytes, ...] = ()
 
+    def is_answered(self, n_shared: int) -> bool:
+        """Whether the model's answer may follow the first `n_shared` messages: not in a repeated prompt, nor before
+        another message of the client."""
+        if n_shared >= len(self.prompt.chain):
+            return False
+        messages = self.body.get("messages")
+        if not isinstance(messages, list) or len(messages) != len(self.prompt.chain):
+            return True
+        return messages[n_shared].get("role") not in ("user", "tool", "system", "developer")
+
     @property
     def shapes(self) -> Kind:
         """Whose shapes the answer has."""

@@ -57,6 +57,7 @@ class FakeLlama:
         self.cues: deque[Cue] = deque()
         self.chat_template = "chatml"
         self.loading = False
+        self.sleeping = False
         self.speculative = False
         self.requests: list[Request] = []
         self.model_requests: list[Request] = []
@@ -66,6 +67,8 @@ class FakeLlama:
         self.processed_total = 0
         self.reason_save_fails: str | None = None
         self.save_gate: asyncio.Event | None = None
+        self.metrics_gate: asyncio.Event | None = None
+        self.more_metrics = ""
         self.more_headers: tuple[str, ...] = ()
         self.junk: bytes | None = None
         self._changed = asyncio.Condition()
@@ -135,6 +138,8 @@ class FakeLlama:
         if found is None:
             return await _refuse(answer, 404, "not_found_error", "File Not Found")
         if isinstance(found, str):
+            if self.metrics_gate is not None:
+                await self.metrics_gate.wait()
             return await answer.whole(200, found.encode(), "text/plain; version=0.0.4")
         await answer.json(found)
 
@@ -148,7 +153,9 @@ class FakeLlama:
         if door == "GET /slots" and self.slots_endpoint:
             return [self._slot_report(i, slot) for i, slot in enumerate(self.slots)]
         if door == "GET /metrics" and self.metrics_endpoint:
-            return f"llamacpp:prompt_tokens_total {self.processed_total}\n"
+            name = "llamacpp:prompt_tokens_total"
+            text = f"# HELP {name} Of its own\n# TYPE {name} counter\n{name} {self.processed_total}\n"
+            return text + self.more_metrics
         if door == "POST /tokenize":
             content = request.body["content"]
             parts = content if isinstance(content, list) else [content]
@@ -178,7 +185,7 @@ class FakeLlama:
             "endpoint_metrics": self.metrics_endpoint,
             "chat_template": self.chat_template,
             "build_info": "b0-fake",
-            "is_sleeping": False,
+            "is_sleeping": self.sleeping,
         }
 
     def _slot_report(self, number: int, slot: Slot) -> dict[str, Any]:

@@ -48,6 +48,17 @@ async def test_model_is_missing(tmp_path: Path, words: list[str]) -> None:
     assert "/nowhere/model.gguf" in said
 
 
+async def test_model_is_cut_off(tmp_path: Path, words: list[str], tiny_models: dict[str, Path]) -> None:
+    """A download that broke: three starts are enough, and the reason is a whole sentence."""
+    file = tmp_path / "model.gguf"
+    whole = tiny_models["dense"].read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    code, said = await serve(tmp_path, "--model", str(file), *words)
+    assert code == 1
+    assert ". Its log: " in said
+    assert said.endswith("It has never been ready in 3 starts.")
+
+
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all" * 100])
 async def test_model_is_not_gguf(tmp_path: Path, words: list[str], content: bytes) -> None:
     """Empty, cut off, or something else."""

@@ -59,6 +59,7 @@ def new_service(n_ctx: int = N_CTX) -> Service:
             texts=TextBudget(),
             store=Texts(),
             metrics=Metrics(),
+            explainer=SimpleNamespace(diverged=lambda line, body: {"message": 2} if line else None),
             engines=SimpleNamespace(template=None, all=[FakeEngine(n_ctx)]),
         ),
     )

@@ -127,7 +127,12 @@ def test_the_source_of_a_wrong_value_is_named(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("port 1", "is not TOML"), ("prot = 1", "sets 'prot', which is no setting"), (None, "cannot be read")],
+    [
+        ("port 1", "is not TOML"),
+        ("prot = 1", "sets 'prot', which is no setting of Slotkeeper. Did you mean port?"),
+        ("max-lines = 1", "sets 'max-lines', which is no setting of Slotkeeper. Did you mean max_lines?"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str | None, expected: str) -> None:
     """Not there, not TOML, or with an unknown name."""
@@ -148,3 +153,29 @@ def test_a_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flag_names() -> None:
     """Underscores are dashes."""
     assert flag_name("max_wait_seconds") == "--max-wait-seconds"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SLOTKEEPER_PARALEL", "SLOTKEEPER_PARALEL in the environment is no setting of Slotkeeper. Did you mean "),
+        ("SLOTKEEPER_PARALEL", "Did you mean SLOTKEEPER_PARALLEL?"),
+        ("slotkeeper_stat_dir", "Did you mean SLOTKEEPER_STATE_DIR?"),
+        ("SLOTKEEPER_XYZZY", "Leave it out"),
+    ],
+)
+def test_a_misspelled_variable_is_refused(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a misspelled key of the file is; an empty one says nothing."""
+    monkeypatch.setenv(name, "")
+    load()
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(UsageError) as caught:
+        load()
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["CACHE_DIR", "DEBUG", "KEY", "ENGINE_API_KEY", "SERVICE_HOST", "PORT_8484_TCP_ADDR"])
+def test_variables_that_are_no_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others read them, or Kubernetes sets them for a Service of our name."""
+    monkeypatch.setenv(f"SLOTKEEPER_{name}", "x")
+    load()

@@ -1,10 +1,12 @@
 """Every setting has its flag, with the same words."""
 
+import re
+
 import click
 import pytest
 import typer.main
 
-from proxy.cli import app
+from proxy.cli import app, main
 from proxy.config import Settings, flag_name
 from proxy.flags import NOT_FLAGS, shown_default
 
@@ -51,3 +53,17 @@ def test_shown_sizes_are_the_real_defaults() -> None:
     for name in ("disk_budget", "max_body_bytes"):
         field = Settings.model_fields[name]
         assert parse_size(shown_default(name, field)) == field.default
+
+
+@pytest.mark.parametrize("width", ["40", "80", "200"])
+def test_help_shows_every_flag_whole(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However narrow the terminal; with the words that a flag takes, and how llama-server's own are given."""
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["serve", "--help"]) == 0
+    said = capsys.readouterr().out
+    words = re.split(r"[\s,/]+", said)
+    assert {flag_name(name) for name in Settings.model_fields if name not in NOT_FLAGS} - set(words) == set()
+    assert {"auto|embedded|binary", "observe|repair|strict", "json|console", "debug|info|warning|error"} <= set(words)
+    assert "[-- LLAMA_SERVER_FLAG ...]" in " ".join(said.split())

@@ -182,7 +182,7 @@ async def test_a_foreign_client_of_the_engine_is_noticed(wire: Wire, fake: FakeL
 
 
 async def test_drain(proxy_server: StartProxy, fake: FakeLlama) -> None:
-    """SIGTERM: no new connections, the running answer is finished, exit code 0."""
+    """SIGTERM: the running answer is finished, exit code 0; who comes meanwhile is told to come again."""
     proxy = await proxy_server("--upstream", fake.url)
     async with Wire(proxy.url) as wire, Wire(proxy.url) as late:
         pace = asyncio.Semaphore(4)
@@ -192,15 +192,10 @@ async def test_drain(proxy_server: StartProxy, fake: FakeLlama) -> None:
             proxy.process.send_signal(signal.SIGTERM)
             await proxy.logged("stopping")
 
-            async def refused() -> bool:
-                try:
-                    return (await late.get("/readyz")).status_code == 503
-                except OSError:
-                    return True
-                except Exception as error:
-                    return "connect" in type(error).__name__.lower()
-
-            await until(refused)
+            assert [(await late.get(path)).status_code for path in ("/readyz", "/healthz")] == [503, 200]
+            refused = await late.post(CHAT, chat("later"))
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert "is stopping" in refused.json()["error"]["message"]
             for _ in range(20):
                 pace.release()
             assert (await stream.rest())[-1] == b"data: [DONE]\n\n"

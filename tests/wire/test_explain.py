@@ -39,24 +39,6 @@ async def explained(wire: Wire, *, count: int = 1) -> dict[str, Any]:
     return (await wire.records())[0]
 
 
-class Tokenising(FakeLlama):
-    """An engine whose /tokenize takes a list of texts, as llama-server's does: prompts can be rendered."""
-
-    def tokens_of(self, text: str | list[str | int]) -> list[int]:
-        """The tokens of a text, or of texts and tokens."""
-        found: list[int] = []
-        for one in text if isinstance(text, list) else [text]:
-            found += [one] if isinstance(one, int) else super().tokens_of(one)
-        return found
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeLlama]:
-    """An engine of two slots."""
-    async with Tokenising(n_slots=2) as fake:
-        yield fake
-
-
 @pytest.fixture
 async def wire(serve: Serve, fake: FakeLlama) -> Wire:
     """A proxy that sends prompts as they come."""

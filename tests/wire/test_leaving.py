@@ -217,3 +217,24 @@ async def test_a_client_that_stops_reading(serve: Serve, monkeypatch: pytest.Mon
         assert (await wire.recorded(1))[0]["outcome"] == "client_left"
         assert (await wire.post(CHAT, chat("you"))).status_code == 200
         writer.transport.abort()
+
+
+async def test_what_was_done_until_then_is_recorded(wire: Wire, fake: FakeLlama) -> None:
+    """Tokens of the prompt and of the answer; and the whole prompt is expected in the cache when it comes again."""
+    fake.cues.append(Cue(hold_after=asyncio.Event()))
+    await leave(await begin(wire, fake, "generation", chat("a question " * 50, stream=True)))
+    (record,) = await wire.recorded(1)
+    assert record["outcome"] == "client_left"
+    assert (record["cache_n"], record["prompt_n"] > 100, record["predicted_n"] > 0) == (0, True, True)
+    again = await wire.post(CHAT, chat("a question " * 50))
+    cache_n = again.json()["timings"]["cache_n"]
+    assert int(again.headers["x-slotkeeper-predicted-cache-n"]) == cache_n == record["prompt_n"] - 1
+    assert (await wire.records())[0]["cause"] is None
+
+
+async def test_a_prefill_that_was_left_is_recorded(wire: Wire, fake: FakeLlama) -> None:
+    """Nothing is claimed of a prompt of which nothing was heard."""
+    fake.cues.append(held("prefill"))
+    await leave(await begin(wire, fake, "prefill", chat("a question " * 50)))
+    (record,) = await wire.recorded(1)
+    assert (record["cache_n"], record["prompt_n"], record["predicted_n"]) == (0, 0, 0)

@@ -7,7 +7,7 @@ from proxy.api.read import one_by_one, read
 from proxy.errors import BadRequest
 from proxy.lines import Identity
 from tests.fakes.llama import FakeLlama
-from tests.wire.wire import Wire, data
+from tests.wire.wire import CHAT, Wire, chat, data
 
 ME = Identity("local")
 
@@ -49,3 +49,31 @@ def test_too_many_answers_are_refused() -> None:
     """The bound is on prompts times choices."""
     with pytest.raises(BadRequest, match="too many"):
         read("completion", "/v1/completions", orjson.dumps({"prompt": ["x"] * 17, "n": 2}), ME)
+
+
+FIRST = ("a first question " * 20,)
+SECOND = (*FIRST, " w0 w1 w2 w3", "a second question")
+
+
+@pytest.mark.parametrize("texts", [FIRST, SECOND])
+async def test_a_repeated_prompt_is_predicted_exactly(texts: tuple[str, ...], wire: Wire) -> None:
+    """Its slot holds the reply too, which the repeated prompt does not: all but its last token comes from the cache."""
+    for count in range(1, len(texts) + 1, 2):
+        await wire.post(CHAT, chat(*texts[:count]))
+    for _ in range(2):
+        again = await wire.post(CHAT, chat(*texts))
+        timings = again.json()["timings"]
+        predicted = int(again.headers["x-slotkeeper-predicted-cache-n"])
+        assert predicted == timings["cache_n"] == timings["cache_n"] + timings["prompt_n"] - 1
+        assert (await wire.records())[0]["cause"] is None
+
+
+async def test_a_prompt_that_goes_on_without_the_reply(wire: Wire) -> None:
+    """The client sends another message of its own: the reply in the slot is not counted on."""
+    await wire.post(CHAT, chat("a first question " * 20))
+    body = chat("a first question " * 20)
+    body["messages"].append({"role": "user", "content": "and another"})
+    answer = await wire.post(CHAT, body)
+    predicted = int(answer.headers["x-slotkeeper-predicted-cache-n"])
+    assert abs(predicted - answer.json()["timings"]["cache_n"]) <= 3
+    assert answer.headers["x-slotkeeper-placement"] == "continue"
