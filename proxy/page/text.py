@@ -9,6 +9,8 @@ NAME_LIMIT = 48
 """Characters of a name (session, model, tenant); the rest is cut."""
 PROSE_LIMIT = 600
 """Characters of a prompt's excerpt."""
+NONE = "&ndash;"
+"""Shown where there is nothing to show."""
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 _WRITTEN = "\n\t\u200c\u200d"
 """Of those, what text needs: line ends, tabulators, and the joiners of Persian, Hindi and emoji."""
