@@ -41,7 +41,7 @@ class Tab:
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         async with asyncio.timeout(PATIENCE):
-            answer = await self._answers.pop(number)
+            answer = await self._answers[number]
         assert "error" not in answer, f"{method}: {answer['error']}"
         found: Json = answer["result"]
         return found
@@ -98,7 +98,7 @@ class Tab:
         async for raw in self._socket:
             message = json.loads(raw)
             if "id" in message:
-                self._answers[message["id"]].set_result(message)
+                self._answers.pop(message["id"]).set_result(message)
             else:
                 self._heard(message["method"], message["params"])
 
