@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from proxy.page.text import ago, cut, esc, name
+from proxy.page.text import NONE, ago, cut, esc, name
 from proxy.page.view import Owner
 
 
@@ -20,7 +20,10 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[str]) -> str:
 
 def row(key: str, cells: Iterable[tuple[str, str]]) -> str:
     """One row; `cells`: heading and HTML of each. `key` finds it again when the table changes."""
-    inner = "".join(f'<td role="cell" data-label="{label}"><div>{html}</div></td>' for label, html in cells)
+    inner = "".join(
+        f'<td role="cell" data-label="{label}"{" class=none" if html == NONE else ""}><div>{html}</div></td>'
+        for label, html in cells
+    )
     return f'<tr role="row" id="{esc(key)}">{inner}</tr>'
 
 

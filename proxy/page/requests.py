@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.page.parts import bar, legend, moment, owned, row, sentence, table
-from proxy.page.text import NONE, count, cut, esc, name, prose, span
+from proxy.page.text import NONE, count, cut, esc, name, prose, span, took
 from proxy.page.view import RequestView, View
 from proxy.settle import Record
 
@@ -68,8 +68,8 @@ def _cause(x: Record) -> str:
 def _outcome(x: Record) -> str:
     mark = "ok" if x.outcome == "ok" else "bad"
     error = f" ({esc(cut(str(x.error), 40))})" if x.error else ""
-    took = f'<span class="sub">{x.predicted_n:,} generated, {x.seconds:.1f} s</span>'
-    return f'<span class="{mark}">{esc(x.outcome)}</span>{error}{took}'
+    spent = f'<span class="sub">{x.predicted_n:,} generated, {took(x.seconds)}</span>'
+    return f'<span class="{mark}">{esc(x.outcome)}</span>{error}{spent}'
 
 
 def where(d: dict[str, Any]) -> str:
@@ -94,7 +94,7 @@ def _more(r: RequestView) -> str:
         ("Engine", f"{name(x.engine)}, {name(x.model)}" if x.engine else NONE),
         ("Placed because", sentence(x.reason) if x.reason else NONE),
         ("Predicted from the cache", count(x.predicted_cache_n, "token")),
-        ("Prompt, answer", f"{x.prompt_ms / 1000:.2f} s, {x.predicted_ms / 1000:.2f} s"),
+        ("Prompt, answer", f"{took(x.prompt_ms / 1000)}, {took(x.predicted_ms / 1000)}"),
         *(("Avoid it", sentence(text)) for text in r.advice),
         *((f"Text: {esc(what)}", prose(text)) for what, text in r.texts),
         ("All of it", f'<a href="requests/{esc(x.id)}">as JSON</a>'),

@@ -72,6 +72,11 @@ def span(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+def took(seconds: float) -> str:
+    """A duration that was measured: 0.04 s, 3.1 s, 2 min."""
+    return span(seconds) if seconds >= 60 else f"{seconds:.{1 if seconds >= 1 else 2}f} s"
+
+
 def ago(seconds: float) -> str:
     """An age, by the minute: what changes each second would be sent each second."""
     return "just now" if seconds < 60 else f"{span(seconds)} ago"

@@ -25,9 +25,11 @@ async def hostile_talk(wire: Wire) -> None:
         body = chat(*[f"message {i} of a longer talk about slots" for i in range(2 * turn + 1)], tools=tools)
         body["messages"].insert(0, system)
         await wire.post(CHAT, body, headers={"x-slotkeeper-session": "ses_61f0b2c4"})
-    body["messages"][1]["content"] = f"edited {HOSTILE}"
+    body["messages"][4]["content"] = f"edited {HOSTILE}"
+    await wire.post(CHAT, body | {"tools": tools[::-1]}, headers={"x-slotkeeper-session": "ses_61f0b2c4"})
+    body["messages"][0] = {"role": "system", "content": "You are a careless agent. " * 40}
     await wire.post(CHAT, body, headers={"x-slotkeeper-session": "ses_61f0b2c4"})
-    await wire.recorded(6)
+    await wire.recorded(7)
 
 
 @asynccontextmanager
