@@ -18,6 +18,8 @@ _WRITTEN = "\n\t\u200c\u200d"
 
 def esc(text: str) -> str:
     """Escaped for content and for quoted attributes; characters that nobody sees are named: U+202E."""
+    if text.isprintable():
+        return escape(text)
     return "".join(_named(c) if _is_hidden(c) else escape(c) for c in text)
 
 
@@ -37,6 +39,8 @@ def cut(text: str, limit: int) -> str:
 
 
 def _marked(text: str, written: str = "") -> str:
+    if text.isprintable():
+        return escape(text)
     return "".join(
         f'<span class="mark">{_named(c)}</span>' if _is_hidden(c) and c not in written else escape(c) for c in text
     )

@@ -24,6 +24,9 @@ async def hostile_talk(wire: Wire) -> None:
     for turn in range(4):
         body = chat(*[f"message {i} of a longer talk about slots" for i in range(2 * turn + 1)], tools=tools)
         body["messages"].insert(0, system)
+        if turn == 3:
+            body["messages"][2]["content"] += " \n"
+            body["tools"] = tools[::-1]
         await wire.post(CHAT, body, headers={"x-slotkeeper-session": "ses_61f0b2c4"})
     body["messages"][4]["content"] = f"edited {HOSTILE}"
     await wire.post(CHAT, body | {"tools": tools[::-1]}, headers={"x-slotkeeper-session": "ses_61f0b2c4"})
