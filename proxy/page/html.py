@@ -110,7 +110,8 @@ def _engine(e: EngineView) -> str:
 
 def _slot(e: EngineView, s: SlotView) -> str:
     base, free = s.n_base or 0, max(0, s.room - s.n_used)
-    parts = f"base {base:,}, line {s.n_used - base:,}" if s.n_base is not None else f"{s.n_used:,} held"
+    about = "" if s.is_counted else "about "
+    parts = f"base {about}{base:,}, line {s.n_used - base:,}" if s.n_base is not None else f"{s.n_used:,} held"
     figure = bar([("base", base), ("line", s.n_used - base)], s.room, f"{parts}, free {free:,} tokens")
     runs = f'<span class="sub"><code>{esc(s.request)}</code>, {span(s.seconds)}</span>' if s.request else ""
     saved = f'<span class="sub">{s.n_saved:,} saved</span>' if s.n_saved else ""

@@ -77,8 +77,8 @@ def span(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """A duration that was measured: 0.04 s, 3.1 s, 2 min."""
-    return span(seconds) if seconds >= 60 else f"{seconds:.{1 if seconds >= 1 else 2}f} s"
+    """A duration that was measured, as HTML: 0.04 s, 3.1 s, 2 min."""
+    return span(seconds) if seconds >= 60 else f"{seconds:.{1 if seconds >= 1 else 2}f}&nbsp;s"
 
 
 def ago(seconds: float) -> str:

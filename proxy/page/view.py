@@ -12,7 +12,7 @@ from policies.slot_state import SlotState
 from proxy import __version__
 from proxy.engine import Engine
 from proxy.explain import advices, texts_of
-from proxy.lines import Line
+from proxy.lines import NO_TOOLS, Line
 from proxy.service import Service, owner
 from proxy.settle import Record
 from proxy.slots import Slot
@@ -36,7 +36,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """One slot, in tokens. `n_base`: of `n_used` those of the base, where they have been counted (else None).
+    """One slot, in tokens. `n_base`: of `n_used` those of the base; None where nothing is known of it, and an estimate
+    unless `is_counted`.
 
     `request`: id of the request that runs in it, since `seconds`.
     """
@@ -48,6 +49,7 @@ class SlotView:
     n_used: int
     n_saved: int
     room: int
+    is_counted: bool = True
     request: str = ""
     seconds: float = 0.0
 
@@ -148,18 +150,30 @@ def _engine(service: Service, e: Engine, now: float) -> EngineView:
 
 def _slot(service: Service, e: Engine, s: Slot, record: Record | None, now: float) -> SlotView:
     base = e.bases.get((s.tenant or "", s.base)) if s.line is not None else None
+    n_base = n_tokens(base) if base else _estimate(s, service.lines.get(s.line))
     is_running = record is not None and s.state is SlotState.BUSY
     return SlotView(
         id=s.id,
         state=s.state.value,
         owner=_owner(service, s.tenant, s.line) if s.tenant or s.line else None,
-        n_base=min(n_tokens(base), s.n_tokens) if base else None,
+        n_base=min(n_base, s.n_tokens) if n_base is not None else None,
+        is_counted=bool(base),
         n_used=s.n_tokens,
         n_saved=e.table.saved_of(s) if s.line is not None else 0,
         room=e.n_ctx,
         request=record.id if record is not None and is_running else "",
         seconds=now - record.started if record is not None and is_running else 0.0,
     )
+
+
+def _estimate(s: Slot, line: Line | None) -> int | None:
+    """Tokens of a base that nobody has counted yet, by its share of the bytes; None where it has none, or no text."""
+    if line is None or not s.body or s.n_prompt is None or s.base != line.prompt.base:
+        return None
+    p, n_bytes = line.prompt, len(s.body)
+    if not p.n_leading and p.tools in NO_TOOLS:
+        return None
+    return s.n_prompt * max(0, n_bytes - sum(p.sizes[p.n_leading :])) // n_bytes
 
 
 def _owner(service: Service, tenant: str | None, line: str | None) -> Owner:

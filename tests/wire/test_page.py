@@ -123,6 +123,25 @@ async def test_prompts_are_not_shown_unless_asked_for(serve: Serve, fake: FakeLl
     assert not [s for s in secret if s not in text]
 
 
+async def test_bases_are_counted_or_estimated(wire: Wire, fake: FakeLlama) -> None:
+    """By the engine's tokens once they are there, before that by their share of the bytes; without one, not."""
+    system = {"role": "system", "content": "Be careful, and never guess. " * 50}
+    body = chat("a short question")
+    await wire.post(CHAT, chat("nothing in front"))
+    body["messages"].insert(0, system)
+    await wire.post(CHAT, body)
+    await wire.has_slots("idle", "idle")
+    (engine,) = wire.service.engines.all
+    slot = next(s for s in engine.table.slots if s.n_tokens > 200)
+    plain, based = sorted(look(wire.service).engines[0].slots, key=lambda s: s.n_used)
+    counted = len(fake.tokens_of(system["content"]))
+    assert (plain.n_base, based.is_counted) == (None, False)
+    assert based.n_base == pytest.approx(counted, rel=0.15)
+    assert "base about" in (await wire.get(ROOT)).text
+    engine.bases[slot.tenant or "", slot.base] = slot.tokens[:400]
+    assert "base 100, line" in (await wire.get(ROOT)).text
+
+
 async def test_snapshots_with_size_age_and_pin(wire: Wire) -> None:
     """The newest by use, and how many more there are."""
     index = wire.service.store._index
