@@ -56,6 +56,7 @@ class FakeLlama:
         self.slots_endpoint, self.metrics_endpoint = slots_endpoint, metrics_endpoint
         self.cues: deque[Cue] = deque()
         self.chat_template = "chatml"
+        self.most = 10_000  # tokens of an answer, until the model ends its turn by itself
         self.loading = False
         self.sleeping = False
         self.speculative = False
@@ -244,7 +245,8 @@ class FakeLlama:
         if len(tokens) >= self.n_ctx:
             return await self._too_long(answer, len(tokens))
         async with self._in_slot(body.get("id_slot", -1)) as slot:
-            place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of}
+            most = min(self.n_ctx - len(tokens), self.most)
+            place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of, "most": most}
             run = Run(kind, body, tokens, cue, **place)
             self.processed_total += run.prompt_n
             slot.id_task = len(self.model_requests)
