@@ -22,10 +22,10 @@ def require_pairs(messages: list[Json]) -> None:
             waiting |= {block["id"]: i for block in _blocks(message, "tool_use") if isinstance(block.get("id"), str)}
         elif role == "user":
             for block in _blocks(message, "tool_result"):
-                if waiting.pop(block.get("tool_use_id"), None) is None:
+                if waiting.pop(call := str(block.get("tool_use_id")), None) is None:
                     raise BadRequest(
-                        f"messages.{i}: no tool_use with the id {str(block.get('tool_use_id'))[:80]!r} waits for this "
-                        "tool_result. Send each result once, in the turn behind its call.",
+                        f"messages.{i}: no tool_use with the id {call[:80]!r} waits for this tool_result. Send each "
+                        "result once, in the turn behind its call.",
                         param=f"messages.{i}",
                     )
         before = role if role in ("assistant", "user") else before
@@ -36,7 +36,7 @@ def require_pairs(messages: list[Json]) -> None:
 def _require_none(waiting: dict[str, int]) -> None:
     for call, i in waiting.items():
         raise BadRequest(
-            f"messages.{i}: the tool_use {call[:80]!r} has no tool_result in the turn behind it. Send one for each call.",
+            f"messages.{i}: the tool_use {call[:80]!r} has no tool_result in the turn behind it. Send one per call.",
             param=f"messages.{i}",
         )
 
