@@ -291,6 +291,8 @@ class Metrics:
         for outcome in get_args(CompactionOutcome):
             self._compactions.labels(outcome)
         self._compaction_tokens = c("compaction_tokens", "Prompt tokens before and after compactions.", ("side",))
+        for side in ("before", "after"):
+            self._compaction_tokens.labels(side)
         self._placements = c(
             "placements", "Prompts placed (slot table), by where their tokens came from.", ("engine", "decision")
         )

@@ -1,4 +1,4 @@
-"""A real model sums up its own conversation, on its warm prefix; the proxy runs in this process, the engine does not."""
+"""A real model sums up its own conversation, on its warm prefix; the proxy runs in this process."""
 
 from __future__ import annotations
 
