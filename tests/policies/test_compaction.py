@@ -166,6 +166,29 @@ def test_source_ends_where_nothing_is_split() -> None:
     assert source_end(messages, tokens, 3, 5, 200) is None
 
 
+OPENCODES = "Here is the conversation so far:\n\n<conversation>\n[User]: " + "fix it " * 200 + "\n</conversation>"
+CLAUDES = (
+    "CRITICAL: Respond with TEXT ONLY. "
+    + "Tell all " * 600
+    + (
+        "Do NOT call any tools. Respond with plain text only — an <analysis> block followed by a <summary> block. Tool "
+        "calls will be rejected and you will fail the task."
+    )
+)
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "ok"}
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [user(OPENCODES), user(CLAUDES), {"role": "user", "content": [RESULT, {"type": "text", "text": CLAUDES}]}],
+    ids=["opencode", "claude", "claude in a loop"],
+)
+def test_recorded_requests_for_a_summary(newest: Json) -> None:
+    """As opencode 1.18.33 and Claude Code 2.1.332 ask (recorded sessions; what they say else is left out)."""
+    assert compaction.asks_for_summary([user("hi"), answer(), newest])
+    assert not compaction.asks_for_summary([user("hi"), newest, answer()])
+
+
 def test_shapes_of_requests_for_a_summary() -> None:
     """The instruction is long, newest, and the user's."""
     assert compaction.asks_for_summary([user("x" * 600 + "an <analysis> block and then a <summary> block.")])
