@@ -219,6 +219,7 @@ class Compaction:
             expected = max(0, n_prompt - decided.freed)
             n_after = await self._count(sent) or expected
             if not self._budget.cannot_run(n_after):
+                self._record.compaction["messages"] = [chosen.start, chosen.end]
                 self._line.chosen = Chosen(chosen, tuple(ledger.raw[: chosen.end]), outcome)
                 return sent, outcome, n_after
             excess += max(1, n_after - expected)
@@ -227,7 +228,6 @@ class Compaction:
     def _with(self, prepared: Prepared, messages: Sequence[Json], chosen: Replacement) -> Prepared:
         """The request with that summary in it."""
         assert prepared.ledger is not None
-        self._record.compaction["messages"] = [chosen.start, chosen.end]
         ledger = replace(prepared.ledger, replaced=[*prepared.ledger.replaced, chosen][-MOST_REPLACED:])
         at = min(chosen.start, prepared.found.shared or chosen.start)
         found = Found(prepared.found.line or self._line, Match.EDITED, at)
@@ -247,7 +247,9 @@ class Compaction:
         n_after = await self._count(sent)
         if n_after is None or is_over(n_after):
             return None
-        self._record.compaction |= {"outcome": chosen.outcome, "before": n_prompt, "after": n_after}
+        messages = [chosen.replacement.start, end]
+        told = {"outcome": chosen.outcome, "messages": messages, "before": n_prompt, "after": n_after}
+        self._record.compaction |= told
         return sent
 
     # --- the summary ------------------------------------------------------------------------------------------------

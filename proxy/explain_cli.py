@@ -48,7 +48,7 @@ def _told(request: dict[str, Any]) -> Text:
     else:
         cost = f"{request['reprocessed']:,} tokens could have been reused"
         lines.append(plain(f"  cause      {request['cause']}: {cost}"))
-    if request["compaction"]:
+    if "outcome" in request["compaction"]:  # else something was tried in vain
         lines.append(plain(f"  compacted  {_compacted(request['compaction'])}"))
     found = request["divergence"]
     if "section" in found:

@@ -147,7 +147,7 @@ def after_answer(engine: Engine, line: Line, found: Found, record: Record, timin
             dropped_reasoning=signs.dropped_reasoning,
             rewrites_reasoning=signs.rewrites_reasoning,
             clock_ticked=signs.clock_ticked,
-            is_compacted=bool(record.compaction) or record.kind == "compaction",
+            is_compacted="outcome" in record.compaction or record.kind == "compaction",
         )
     )
     record.cause, record.reprocessed = verdict.cause, verdict.reprocessed

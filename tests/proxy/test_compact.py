@@ -259,3 +259,34 @@ def test_sizes_are_those_of_what_is_sent() -> None:
     ledger = replace(ledger, replaced=[Replacement(1, 4, (3,), "12345")])
     assert ledger.sizes() == (10, 5, 0, 40, 50)
     assert ledger.branch(4).replaced and not ledger.branch(3).replaced
+
+
+def test_a_tail_of_more_tokens_than_its_bytes_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept may be of another script than what goes: it is counted, and more goes where that was not enough."""
+    client, messages = Client(), history(9)
+    messages[-4] = answer("文" * 450)
+
+    async def render(engine: Any, request: Any, line: Any) -> Tokens:
+        n = sum(len(m["content"]) // BYTES_PER_TOKEN + m["content"].count("文") * 4 for m in request.body["messages"])
+        return Tokens(bytes(4 * n))
+
+    monkeypatch.setattr(compact, "render", render)
+    one = client.say(messages)
+    assert (client.record.compaction["outcome"], len(client.asked)) == ("digest", 1), "the larger span fits no question"
+    assert "文" not in text(one)
+    assert client.record.compaction["after"] < N_CTX
+
+
+def test_what_cannot_be_helped_says_nothing_of_a_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it leave half a record."""
+    client, messages = Client(), history(9)
+    messages[-1] = user("文" * 600)
+
+    async def render(engine: Any, request: Any, line: Any) -> Tokens:
+        n = sum(m["content"].count("文") * 4 for m in request.body["messages"])
+        return Tokens(bytes(4 * n))
+
+    monkeypatch.setattr(compact, "render", render)
+    one = client.say(messages)
+    assert len(sent(one)) == len(messages)
+    assert "outcome" not in client.record.compaction
