@@ -138,7 +138,7 @@ async def test_lost_state_compacts_again(proxy_server: StartProxy) -> None:
     for n in range(10):
         talk.messages += [*user(foxes(150, f"{n}:")), {"role": "assistant", "content": foxes(20)}]
     turn = await talk.say("And now?", N_REPLY)
-    assert turn.n_prompt < 0.65 * 2048
+    assert turn.n_prompt < 0.75 * 2048
     assert (await talk.say("And then?", N_REPLY)).prompt_n <= 64
 
 
@@ -155,8 +155,8 @@ async def test_a_smaller_slot_after_a_restart(proxy_server: StartProxy) -> None:
     for _ in range(2):
         turn = await talk.say("And then?", 16)
         assert (turn.headers["x-slotkeeper-placement"], turn.prompt_n <= 64) == ("continue", True), turn
-    outcome = 'slotkeeper_snapshot_restores_total{engine="engine0",outcome="failed"'
-    assert outcome not in (await talk.proxy.client.get("/metrics")).text
+    none = 'slotkeeper_snapshot_restores_total{engine="engine0",outcome="failed"} 0.0'
+    assert none in (await talk.proxy.client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("off", ["flag", "header", "observe"])
