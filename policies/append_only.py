@@ -38,6 +38,8 @@ __all__ = [
 
 MOST_ALIKE = 120
 """Characters: a shorter text that replaces several results alike is a placeholder (issue 4, "Reconcile")."""
+MOST_MOVED = 64
+"""Different reminders that move at once; of more, which no agent has, all are told again."""
 GAVE_UP = "gave_up"
 
 
@@ -144,15 +146,19 @@ def moved_reminders(ledger: Iterable[Message], incoming: Sequence[Message], n_sh
         for messages in (ledger, incoming[:n_shared], incoming[n_shared:])
     )
     moved = (Counter(told) - Counter(kept)) & Counter(again)
-    while contradicted := {block for block in moved if _is_contradicted(block, told, again, moved)}:
+    if len(moved) > MOST_MOVED:
+        return ()
+    while contradicted := _contradicted(told, again, moved):
         moved = Counter({block: count for block, count in moved.items() if block not in contradicted})
     return tuple(moved.elements())
 
 
-def _is_contradicted(block: str, told: Sequence[str], again: Sequence[str], moved: Counter[str]) -> bool:
-    """Whether another reminder that does not move with it stands between where a block was told and where it is now."""
-    last = len(told) - 1 - told[::-1].index(block)
-    return any(other not in moved for other in (*told[last:], *again[: again.index(block)]))
+def _contradicted(told: Sequence[str], again: Sequence[str], moved: Counter[str]) -> set[str]:
+    """Blocks between whose places another reminder stands that does not move with them."""
+    behind: set[str] = set(again[: next((i for i, block in enumerate(again) if block not in moved), len(again))])
+    last = next((i for i in range(len(told) - 1, -1, -1) if told[i] not in moved), -1)
+    behind &= set(told[last + 1 :])
+    return set(moved) - behind
 
 
 def aligned(

@@ -123,13 +123,17 @@ def _joined(text: str, blocks: Sequence[tuple[int, int]]) -> str:
     if not blocks:
         return text
     starts, ends = zip(*blocks, strict=True)
-    plain = text[: starts[0]]
+    said = [text[: starts[0]].rstrip()]
+    gap = text[len(said[0]) : starts[0]]  # white space behind what was said so far
     for start, end in zip(ends, (*starts[1:], len(text)), strict=True):
         piece = text[start:end]
-        before, after = plain.rstrip(), piece.lstrip()
-        gaps = plain[len(before) :], piece[: len(piece) - len(after)]
-        plain = before + (max(gaps, key=len) if before and after else "") + after
-    return plain if plain.strip() else ""
+        if after := piece.strip():
+            begins = piece.index(after[0])
+            said += [max(gap, piece[:begins], key=len) if len(said) > 1 or said[0] else "", after]
+            gap = piece[begins + len(after) :]
+        else:
+            gap = ""
+    return "".join([*said, gap]) if any(said) else ""
 
 
 def as_dict(value: object) -> dict[str, Any]:

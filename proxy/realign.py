@@ -70,7 +70,8 @@ def realigned(
             moved -= said
         else:
             new.append(each)
-    left_out = tuple(own[n + i].message for i in range(n_shared) if i not in places)
+    taken = set(places)
+    left_out = tuple(own[n + i].message for i in range(n_shared) if i not in taken)
     return Realigned(_of(request, [*own[:n], *known, *new]), left_out, tuple(moved.elements()))
 
 
