@@ -94,7 +94,10 @@ def problem(rule: Rule, *, trusted: bool) -> str | None:
     if rule.block and not rule.hints:
         return "a block needs hints"
     if not trusted and line_limit(rule.pattern) < (MAX_LINE if rule.hints else MIN_LINE):
-        return "its expression may take too long: bound its repetitions, like .{0,80}, repeat no group that repeats, have no comments"
+        return (
+            "its expression may take too long: bound its repetitions, like .{0,80}, repeat no group that repeats, and "
+            "write no comments"
+        )
     if any(pattern.search(text) for text in _ANY_TEXTS):
         return "it matches everything"
     found = pattern.search(rule.example)
