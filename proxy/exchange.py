@@ -11,17 +11,20 @@ import orjson
 
 from llamacpp.client import chunks_of
 from llamacpp.errors import EngineUnreachable
-from llamacpp.reports import Timings
+from llamacpp.reports import Progress, Timings
 from llamacpp.wire import Asked
 from policies.causes import Cause
 from policies.placeholders import Resolver
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
+from proxy.abandon import Left, abandon, note
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back, save
 from proxy.engine import Engine
 from proxy.engine_errors import answered, too_long, whatever
 from proxy.errors import ClientLeft, PoolExceeded, ShuttingDown, SlotkeeperError
+from proxy.jobs import Job
+from proxy.keep_alive import KeepAlive
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import keep, prepare
@@ -29,24 +32,23 @@ from proxy.relay import Out, Relay
 from proxy.rendering import process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, signs_of
-from proxy.slots import Grant, NeedsTokens, Runner, Slot, Want
+from proxy.slots import Grant, NeedsTokens, Slot, Want
 from proxy.store_types import Snapshot
 
 T = TypeVar("T")
 
 CLOSE_TO_FULL = 0.9
 """Share of the pool above which an estimate of a prompt's tokens is not good enough and it is rendered."""
-CANCEL_SECONDS = 20.0
-"""An engine notices a closed stream within 0.7 s (llama-server.md); a batch of a large model on a CPU takes longer."""
-NO_REPORT_SECONDS = 1.0
-"""Pause before a cancelled slot is used again on an engine that answers no GET /slots; it defers a busy pin anyway."""
 
 
 class Exchange:
     """One model request on one engine."""
 
-    def __init__(self, service: Service, request: ModelRequest, out: Out, record: Record) -> None:
-        self.service, self.request, self.out, self.record = service, request, out, record
+    def __init__(
+        self, service: Service, request: ModelRequest, out: Out, record: Record, job: Job | None = None
+    ) -> None:
+        """`job`: what may outlive its client, if this request is one."""
+        self.service, self.request, self.out, self.record, self.job = service, request, out, record, job
         self.clock = Clock()
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
@@ -124,6 +126,8 @@ class Exchange:
                 await self._render(engine, want)
             grant = await self._acquire(engine, want)
             carried = await self._carry_out(engine, grant, want)
+            if self.job is not None and not r.is_unseen:
+                self.job.begin(engine, want.n_prompt - carried.predicted_cache_n)
             if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
                 await self._cut_base(engine, grant.target, want)
             await self._converse(engine, grant, want, found, carried)
@@ -218,10 +222,11 @@ class Exchange:
 
     async def _cut_base(self, engine: Engine, slot: Slot, want: Want) -> None:
         """Keeps the base of a cold prompt: its prefill ends with its client, like any other; its file does not."""
+        tell = self.job.primed if self.job is not None else None
         try:
-            self._base = await process_base(engine, slot, self.request, want)
+            self._base = await process_base(engine, slot, self.request, want, tell)
         except BaseException:
-            self._abandon(engine, slot, want)
+            self._abandon(engine, slot, want, None)
             raise
         if self._base is not None:
             await self._to_its_end(save(engine, slot, "base", kind="base"), engine, slot)
@@ -247,6 +252,7 @@ class Exchange:
         if self._ledger is not None:
             relay.keeps, values = True, self._ledger.values
             relay.resolver = Resolver(values) if values else None
+        relay.alive, relay.job = KeepAlive(self.service.settings.keep_alive, self.clock.start), self.job
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
@@ -262,7 +268,8 @@ class Exchange:
                     slot.n_left = min(slot.n_owned, carried.predicted_cache_n)
                 elif slot.line != want.line.id:
                     slot.clear_owner()  # what was his is overwritten, or about to be
-                self._abandon(engine, slot, want, self._unfinished(relay, runner))
+                self.record.predicted_n = runner.n_decoded if runner is not None else 0
+                self._abandon(engine, slot, want, relay.progress)
             elif not r.fresh:
                 self._line = want.line
 
@@ -331,51 +338,17 @@ class Exchange:
         elif not engine.files_rewind and timings.cache_n == 0:
             engine.files_step_back = False
 
-    def _unfinished(self, relay: Relay, runner: Runner | None) -> int:
-        """What is known of an answer that broke off, for the record; tokens of its prompt if that was processed
-        whole, else 0."""
-        done, r = relay.progress, self.record
-        r.predicted_n = runner.n_decoded if runner is not None else 0
-        if done is None:
-            return 0
-        r.cache_n, r.prompt_n = done.cache, max(0, done.processed - done.cache)
-        return done.total if done.processed >= done.total else 0
-
-    def _abandon(self, engine: Engine, slot: Slot, want: Want, n_prompt: int = 0) -> None:
-        """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
-        slot.apply(SlotEvent.CANCELLED)
-        if not want.fresh and slot.line in (None, want.line.id):
-            # A repeated request has to find its line, and wait for its slot, at once.
-            self._advance(want.line, n_prompt or want.line.n_tokens)
-            want.line.lost = None if n_prompt else Cause.CANCELLED
-            slot.line = want.line.id
-        self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
+    def _abandon(self, engine: Engine, slot: Slot, want: Want, progress: Progress | None) -> None:
+        r, line = self.request, want.line
+        body = orjson.dumps(r.body) if r.door == "chat" else None
+        left = Left(progress, body, r.prompt.base, self._base)
+        note(engine, self.record, left)
+        abandon(self.service, engine, slot, want, left, lambda n_tokens: self._advance(line, n_tokens))
 
     def _advance(self, line: Line, n_tokens: int) -> None:
         self.service.lines.advance(line, self.request.prompt, n_tokens)
         if self._ledger is not None:
             keep(self.service, line, self._ledger)
-
-    async def _resolve(self, engine: Engine, slot: Slot, want: Want) -> None:
-        instance, report = engine.instance, None
-        try:
-            report = await engine.wait_idle(slot.id, CANCEL_SECONDS) if engine.has_slots_endpoint else None
-            if report is None and engine.ready and engine.instance == instance:
-                await asyncio.sleep(NO_REPORT_SECONDS)
-        finally:
-            if engine.instance != instance or not engine.ready:
-                slot.clear()
-            elif report is None:
-                slot.tokens = b""
-                slot.n_tokens = max(slot.n_tokens, want.n_prompt)
-            else:
-                slot.n_tokens = report.n_prompt_tokens
-                slot.tokens = (want.tokens if want.tokens is not None else slot.tokens)[: 4 * slot.n_tokens]
-            slot.saved, slot.body, slot.is_rendered = 0, None, True
-            slot.tenant = want.tenant if slot.n_tokens else None
-            engine.table.release(slot)
-            # A task that was still queued when the engine reported may have run a little since.
-            asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, self.service.engines.suspect, engine)
 
     def _finish(self) -> None:
         r, c, now = self.record, self.clock, time.perf_counter()

@@ -9,7 +9,7 @@ two requests. A client that leaves during generation cancels it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
@@ -212,7 +212,7 @@ class Jobs:
     def __init__(self) -> None:
         self._open: set[Job] = set()
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Job]:
         return iter(self._open)
 
     def add(self, job: Job) -> None:

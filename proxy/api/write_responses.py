@@ -105,6 +105,12 @@ class ResponsesWriter:
                 "Check that the upstream URL leads to a llama-server of a supported version."
             ) from error
 
+    def alive(self, chunk: Json) -> bytes:
+        """response.in_progress, once more; the first one behind response.created."""
+        if not self._begun:
+            return b"".join(self._begin({name: chunk.get(name) for name in ("id", "model", "created")}))
+        return self._terminal("response.in_progress", self._head("in_progress", [], None), {})
+
     def end(self) -> bytes:
         """Closes what is open and tells the outcome: response.completed or, for an answer cut short,
         response.incomplete; response.failed when the engine never said that it is done."""
