@@ -122,7 +122,7 @@ class Settings(BaseSettings):
         description="a client that leaves while its prompt is processed: the work goes on to the prompt's end always, "
         "when over half of it is done or the engine has nothing else to do, or never",
     )
-    keep_alive: Annotated[float | None, BeforeValidator(parse_seconds), Field(gt=0)] = Field(
+    keep_alive: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(parse_seconds)] = Field(
         10.0, description="pause between two signs of life during a long prefill, such as 10s; off for none"
     )
 

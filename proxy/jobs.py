@@ -32,6 +32,9 @@ HALF = 0.5
 UNREAD_EVENTS, UNREAD_BYTES, UNREAD_SECONDS = 32, 64 * 1024, 5.0
 """What a model may say while nobody is there, from its first token on: agents ask again within 0.2 to 4 s (agents.md,
 "Reaction to errors"). Not a moment when somebody waits for a slot."""
+OPENING_BYTES = 256 * 1024
+"""Signs of life of one prefill that are said again to who joins; the Responses dialect numbers its own, and repeats the
+request's tools in each (50 KB of Codex). Beyond them numbers are left out."""
 LEAVING_SECONDS = 0.05
 """How long a request waits that equals one whose client seems to be there: the end of a connection and the beginning of
 the next may be read in either order."""
@@ -49,7 +52,7 @@ class Desk:
         self.is_prefill = True
         self._head: tuple[int, Mapping[str, str]] = (200, {})
         self._missed: list[bytes] = []
-        self._is_opened = self._is_behind = False
+        self._is_behind = False
         self._more: dict[str, str] = {}
 
     @property
@@ -102,15 +105,11 @@ class Desk:
 
     def _note(self, data: bytes) -> None:
         """Keeps what a client who joins has to know: all that is said while nobody is there and, of a prefill, what
-        opens the stream; further signs of life repeat themselves."""
-        if self.is_prefill:
-            if not self._is_opened:
-                self._missed.append(data)
-                self._is_opened = b"data:" in data
-        elif self._client is None:
-            self._missed.append(data)
-        elif self._missed:
+        opens the stream and the signs of life that follow, those alike once."""
+        if self._client is not None and not self.is_prefill:
             self._missed.clear()
+        elif not self.is_prefill or (data not in self._missed[-1:] and self.n_missed < OPENING_BYTES):
+            self._missed.append(data)
 
 
 class Job:
@@ -123,7 +122,8 @@ class Job:
         """What processes it; set at once by whoever starts it."""
         self.has_left = False
         self.engine: Engine | None = None
-        self._n_prompt = self._done = self._work = self._base = self._n_unread = 0
+        self.done = self._work = self._base = self._n_unread = 0
+        """`done`: prompt tokens processed for it, of about `_work`."""
 
     # --- told by the exchange ----------------------------------------------------------------------------------------
 
@@ -134,12 +134,12 @@ class Job:
 
     def primed(self, progress: Progress) -> None:
         """The engine processes the prompt's base ahead of the rest."""
-        self._done = self._base = max(0, progress.processed - progress.cache)
+        self.done = self._base = max(0, progress.processed - progress.cache)
         self._look()
 
     def progressed(self, progress: Progress) -> None:
         """The engine processes the prompt."""
-        self._done = self._base + progress.processed - progress.cache
+        self.done = self._base + progress.processed - progress.cache
         self._work = max(1, self._base + progress.total - progress.cache)
         self._look()
 
@@ -165,7 +165,7 @@ class Job:
         self.has_left = True
         self.desk.leave()
         self._service.jobs.keep(self)
-        log.info("client_left_prefill", request=self.record.id, done=self._done, of=self._work)
+        log.info("client_left_prefill", request=self.record.id, done=self.done, of=self._work)
         return True
 
     def join(self, client: AsgiOut) -> None:
@@ -178,7 +178,7 @@ class Job:
         self.desk.join(client, {"x-slotkeeper-joined": str(self.record.joined)})
         if not self.desk.is_prefill:
             self._service.jobs.discard(self)
-        log.info("client_joined", request=self.record.id, done=self._done, of=self._work)
+        log.info("client_joined", request=self.record.id, done=self.done, of=self._work)
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Job:
         wanted = self._service.settings.finish_prefill
         if self._service.stopping or wanted == "never":
             return False
-        return wanted == "always" or self._done > HALF * self._work or not self._has_others()
+        return wanted == "always" or self.done > HALF * self._work or not self._has_others()
 
     def _has_others(self) -> bool:
         """The engine has something to do for somebody who is there."""

@@ -39,4 +39,6 @@ def silent(progress: Json) -> bytes:
     event = {name: value for name, value in progress.items() if name not in ("prompt_progress", "timings", "usage")}
     if event.get("object") == "chat.completion.chunk":
         event["choices"] = [{"index": 0, "delta": {}, "finish_reason": None}]
+    if "tokens" in event:
+        event["tokens"] = []
     return b"data: " + orjson.dumps(event) + b"\n\n"

@@ -246,7 +246,6 @@ class FakeLlama:
         async with self._in_slot(body.get("id_slot", -1)) as slot:
             place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of}
             run = Run(kind, body, tokens, cue, **place)
-            self.processed_total += run.prompt_n
             slot.id_task = len(self.model_requests)
             work = asyncio.ensure_future(cue.script(answer) if cue.script else run.answer(answer))
             gone = asyncio.create_task(request.left.wait())
@@ -264,6 +263,7 @@ class FakeLlama:
                 work.cancel()
                 gone.cancel()
                 await asyncio.gather(work, gone, return_exceptions=True)
+                self.processed_total += run.n_done
 
     async def _too_long(self, answer: Answer, count: int) -> None:
         message = (
