@@ -21,7 +21,7 @@ from proxy.abandon import Left, abandon, note
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back, save
 from proxy.engine import Engine
-from proxy.engine_errors import answered, too_long, whatever
+from proxy.engine_errors import refused, too_long, whatever
 from proxy.errors import ClientLeft, PoolExceeded, ShuttingDown, SlotkeeperError
 from proxy.jobs import Job
 from proxy.keep_alive import KeepAlive
@@ -280,7 +280,8 @@ class Exchange:
         stream = engine.client.stream("POST", r.path, orjson.dumps(body))
         async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
-                raise answered(response.status_code, await response.aread())
+                chat = orjson.dumps(r.body) if r.door == "chat" else None
+                raise await refused(engine.client, chat, response.status_code, await response.aread())
             if r.is_unseen:
                 await relay.whole(await response.aread())
             else:

@@ -15,6 +15,7 @@ import orjson
 
 from proxy.api.dialect import Json, Translated
 from proxy.api.messages_content import History, announces_tools
+from proxy.api.messages_pairs import check_pairs
 from proxy.api.messages_tools import Dropped, Tools, dumps, parsed, read_tools
 from proxy.api.write_messages import MessagesWriter
 from proxy.errors import BadRequest
@@ -83,6 +84,7 @@ def _messages(system: Any, given: list[Any], tools: Tools, dropped: Dropped) -> 
         history.messages.append({"role": "system", "content": text})
     for i, message in enumerate(given):
         history.add(message, f"messages.{i}")
+    check_pairs(given)
     if not history.messages:
         raise BadRequest("'messages' holds no content. Send at least one message.", param="messages")
     return history.messages
@@ -139,6 +141,8 @@ def _read_fields(body: Json, sent: Json, dropped: Dropped) -> None:
     if stops:
         if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
             raise BadRequest("'stop_sequences' has to be a list of texts.", param="stop_sequences")
+        if not all(stops):
+            raise BadRequest("'stop_sequences' holds an empty text. Leave it out.", param="stop_sequences")
         sent["stop"] = stops
     metadata = body.get("metadata")
     for name in metadata if isinstance(metadata, dict) else ():

@@ -31,7 +31,7 @@ from proxy.api.responses_output import (
 
 _CUT: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """finish_reason of an answer that is not whole -> incomplete_details.reason."""
-_BAD_REQUEST, _SERVER_ERROR = 400, 500
+_BAD_REQUEST, _TOO_MANY, _SERVER_ERROR = 400, 429, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +341,8 @@ def error_body(error: errors.SlotkeeperError) -> bytes:
 def _code(error: errors.SlotkeeperError) -> str:
     """One of the published codes (openai.types.responses.ResponseError). Codex ends the turn for invalid_prompt and
     sends the request again for others."""
+    if error.status == _TOO_MANY:
+        return "rate_limit_exceeded"
     return "invalid_prompt" if _BAD_REQUEST <= error.status < _SERVER_ERROR else "server_error"
 
 

@@ -24,10 +24,15 @@ def translated(**body: Any) -> Json:
 
 
 def messages(*given: Any, **body: Any) -> list[Json]:
-    """The chat messages for these of the client's."""
-    found = translated(messages=list(given), **body)["messages"]
+    """The chat messages for these of the client's: those without their calls or results in company of them."""
+    blocks = [b for m in given if isinstance(m["content"], list) for b in m["content"]]
+    calls = [b["id"] for b in blocks if b["type"] == "tool_use"]
+    results = [b["tool_use_id"] for b in blocks if b["type"] == "tool_result"]
+    front = [assistant(*(use(name, "x", {}) for name in results))] if results and not calls else []
+    back = [user(*(result(name, "x") for name in calls))] if calls and not results else []
+    found = translated(messages=[*front, *given, *back], **body)["messages"]
     assert isinstance(found, list)
-    return found
+    return found[len(front) : len(found) - len(calls) * len(back)]
 
 
 def user(*blocks: Any) -> Json:
@@ -139,17 +144,19 @@ def test_documents() -> None:
     plain = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
     blocks = {"type": "document", "source": {"type": "content", "content": [text("e")]}}
     pdf = {"type": "document", "title": "P", "source": {"type": "base64", "data": "x"}}
-    found = read({"messages": [user(plain, blocks, result("c", [pdf]))]}, {})
-    assert found.body["messages"][0]["content"] == [text("T\nd"), text("e")]
-    assert "'P'" in found.body["messages"][1]["content"]
+    asked = assistant(use("c", "Read", {}))
+    found = read({"messages": [asked, user(plain, blocks, result("c", [pdf]))]}, {})
+    assert found.body["messages"][1]["content"] == [text("T\nd"), text("e")]
+    assert "'P'" in found.body["messages"][2]["content"]
     assert found.dropped == ("content.document",)
 
 
 def test_results_without_content() -> None:
     """An empty result is an empty text; that a tool failed is the text's to say, as with llama-server."""
     bare = {"type": "tool_result", "tool_use_id": "c"}
-    found = read({"messages": [user(bare, result("d", "no", is_error=True))]}, {})
-    assert [m["content"] for m in found.body["messages"]] == ["", "no"]
+    asked = assistant(use("c", "a", {}), use("d", "b", {}))
+    found = read({"messages": [asked, user(bare, result("d", "no", is_error=True))]}, {})
+    assert [m["content"] for m in found.body["messages"][1:]] == ["", "no"]
     assert found.dropped == ("tool_result.is_error",)
 
 
