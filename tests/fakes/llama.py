@@ -66,6 +66,7 @@ class FakeLlama:
         self.restores = 0
         self.processed_total = 0
         self.reason_save_fails: str | None = None
+        self.reason_template_fails: str | None = None
         self.save_gate: asyncio.Event | None = None
         self.metrics_gate: asyncio.Event | None = None
         self.more_metrics = ""
@@ -134,6 +135,8 @@ class FakeLlama:
             return await self._slot_action(request, answer)
         if self.junk is not None and request.path in ("/v1/models", "/props"):
             return await answer.whole(200, self.junk)
+        if self.reason_template_fails is not None and request.path == "/apply-template":
+            return await _refuse(answer, 500, "server_error", self.reason_template_fails)
         found = self._small(request)
         if found is None:
             return await _refuse(answer, 404, "not_found_error", "File Not Found")
