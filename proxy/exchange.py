@@ -29,7 +29,7 @@ from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import keep, prepare
 from proxy.relay import Out, Relay
-from proxy.rendering import process_base, render, render_pending
+from proxy.rendering import base_body, process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, signs_of
 from proxy.slots import Grant, NeedsTokens, Slot, Want
@@ -229,7 +229,8 @@ class Exchange:
             self._abandon(engine, slot, want, None)
             raise
         if self._base is not None:
-            await self._to_its_end(save(engine, slot, "base", kind="base"), engine, slot)
+            prompt = base_body(orjson.dumps(self.request.body))
+            await self._to_its_end(save(engine, slot, "base", "base", prompt), engine, slot)
 
     async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""

@@ -13,7 +13,7 @@ from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, exit_order, is_worth,
 from proxy.carry_out import evict, give_back, restore, save
 from proxy.engine import Engine
 from proxy.errors import StoreError
-from proxy.rendering import BASE_AT_LEAST, base_tokens, has_base, render_slot
+from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
 
@@ -143,7 +143,7 @@ class Keeper:
             give_back(engine, target)
 
     async def _cut(self, engine: Engine, slot: Slot, target: Slot, base: bytes) -> None:
-        tenant, line = slot.tenant, slot.line or ""
+        tenant, line, body = slot.tenant, slot.line or "", slot.body or b"{}"
         whole = engine.snapshot(slot.snapshot) if slot.snapshot and slot.saved >= n_tokens(base) else None
         whole = whole or await save(engine, slot, "fork")
         if whole is None or self._service.stopping or not await restore(engine, target, whole, line):
@@ -152,7 +152,7 @@ class Keeper:
             await engine.client.prime(target.id, base)
             target.clear()
             target.tokens, target.n_tokens, target.tenant, target.line = base, n_tokens(base), tenant, line
-            await save(engine, target, "base", kind="base")
+            await save(engine, target, "base", "base", base_body(body))
         finally:
             await engine.client.erase_slot(target.id)
             target.clear()

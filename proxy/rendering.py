@@ -15,7 +15,7 @@ from llamacpp.errors import EngineError
 from llamacpp.reports import Progress, Timings
 from policies.prefix import common_prefix, n_tokens
 from policies.slot_state import SlotState
-from proxy.api.read import ModelRequest
+from proxy.api.read import LEADING, RENDERING, ModelRequest
 from proxy.engine import Engine
 from proxy.lines import Line
 from proxy.slots import Slot, Want
@@ -137,6 +137,15 @@ async def process_base(
         return None
     slot.tokens, slot.n_tokens, slot.tenant, slot.line = base, size, want.tenant, want.line.id
     return timings
+
+
+def base_body(body: bytes) -> bytes:
+    """The chat body of a base: what a chat's prompt begins with, and a first user message."""
+    found = orjson.loads(body)
+    messages = found.get("messages") or []
+    n_leading = next((i for i, m in enumerate(messages) if m.get("role") not in LEADING), len(messages))
+    kept = {name: found[name] for name in ("tools", *RENDERING) if name in found}
+    return orjson.dumps({"messages": [*messages[:n_leading], {"role": "user", "content": "hi"}], **kept})
 
 
 def has_base(engine: Engine, tenant: str, base: bytes) -> bool:
