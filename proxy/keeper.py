@@ -16,6 +16,7 @@ from proxy.errors import StoreError
 from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
+from proxy.warm import IdleWarmer
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +32,7 @@ class Keeper:
     """One per process. `run` until cancelled, then `save_all`."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._warmer = service, IdleWarmer(service)
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
         self._reconciled = 0.0
@@ -65,6 +66,8 @@ class Keeper:
             await self._save_one(engine)
         if engine.can_save and not self._service.stopping:
             await self._base_one(engine)
+        if engine.can_save and not self._service.stopping and not engine.n_requests:
+            await self._warmer.one(engine)
 
     async def _render_ahead(self, engine: Engine) -> None:
         for slot in engine.table.slots:
