@@ -71,10 +71,12 @@ def requests_in(file: Path) -> list[Json]:
     except ValueError:
         one = None
     found = [one] if isinstance(one, dict) else _recorded(file)
-    distinct = {json.dumps(_base_of(request.get("body", request)), sort_keys=True): request for request in found[::-1]}
+    distinct: dict[str, Json] = {}
+    for request in found:
+        distinct.setdefault(json.dumps(_base_of(request.get("body", request)), sort_keys=True), request)
     if not distinct:
         raise UsageError(f"{file} holds no model request: nothing to warm.")
-    return list(distinct.values())[::-1]
+    return list(distinct.values())
 
 
 def _recorded(file: Path) -> list[Json]:
