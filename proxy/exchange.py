@@ -355,6 +355,8 @@ class Exchange:
     def _finish(self) -> None:
         r, c, now = self.record, self.clock, time.perf_counter()
         r.seconds = round(now - c.start, 4)
+        if self.job is not None and self.job.has_left and r.outcome == "ok":
+            r.outcome = "client_left"  # answered to nobody
         m = self.service.metrics
         m.request(self.request.dialect, r.kind, r.outcome)
         if r.engine:
