@@ -56,6 +56,7 @@ class FakeLlama:
         self.slots_endpoint, self.metrics_endpoint = slots_endpoint, metrics_endpoint
         self.cues: deque[Cue] = deque()
         self.chat_template = "chatml"
+        self.most = 10_000  # tokens of an answer, until the model ends its turn by itself
         self.loading = False
         self.sleeping = False
         self.speculative = False
@@ -247,7 +248,8 @@ class FakeLlama:
         if len(tokens) >= self.n_ctx:
             return await self._too_long(answer, len(tokens))
         async with self._in_slot(body.get("id_slot", -1)) as slot:
-            place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of}
+            most = min(self.n_ctx - len(tokens), self.most)
+            place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of, "most": most}
             run = Run(kind, body, tokens, cue, **place)
             slot.id_task = len(self.model_requests)
             work = asyncio.ensure_future(cue.script(answer) if cue.script else run.answer(answer))
