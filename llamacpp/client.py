@@ -178,9 +178,11 @@ class LlamaClient:
         found = await self._slot_action(slot, "erase", {})
         return int(found.get("n_erased", 0))
 
-    async def prime(self, slot: int, tokens: bytes, tell: Callable[[Progress], None] | None = None) -> Timings:
+    async def prime(
+        self, slot: int, tokens: bytes, tell: Callable[[Progress], Awaitable[None]] | None = None
+    ) -> Timings:
         """Processes exactly the packed `tokens` in slot `slot`, generates nothing, leaves the slot at their end.
-        `tell` is called with the engine's reports on the way.
+        `tell` is awaited with the engine's reports on the way.
 
         Streamed with progress, so that leaving (cancelling the task) stops the engine within a second.
         """
@@ -202,7 +204,7 @@ class LlamaClient:
                 for event in splitter.feed(chunk):
                     timings = _timings_in(event) or timings
                     if tell is not None and (progress := _progress_in(event)) is not None:
-                        tell(progress)
+                        await tell(progress)
         if timings is None:
             raise EngineBroken(f"llama-server at {self.base_url} ended POST /completion without timings; try again.")
         return timings

@@ -28,7 +28,7 @@ from proxy.keep_alive import KeepAlive
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import keep, prepare
-from proxy.relay import Out, Relay
+from proxy.relay import Out, Relay, say_early
 from proxy.rendering import base_body, process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, signs_of
@@ -50,6 +50,7 @@ class Exchange:
         """`job`: what may outlive its client, if this request is one."""
         self.service, self.request, self.out, self.record, self.job = service, request, out, record, job
         self.clock = Clock()
+        self._alive = KeepAlive(service.settings.keep_alive, self.clock.start)
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
         self._line: Line | None = None
@@ -222,15 +223,25 @@ class Exchange:
 
     async def _cut_base(self, engine: Engine, slot: Slot, want: Want) -> None:
         """Keeps the base of a cold prompt: its prefill ends with its client, like any other; its file does not."""
-        tell = self.job.primed if self.job is not None else None
+        # Of a base of thousands of tokens the client would hear nothing for minutes.
+        if want.tokens is not None and (tell := getattr(self.request.writer, "progress", None)) is not None:
+            tell(want.n_prompt, 0)
         try:
-            self._base = await process_base(engine, slot, self.request, want, tell)
+            self._base = await process_base(engine, slot, self.request, want, self._primed)
         except BaseException:
             self._abandon(engine, slot, want, None)
             raise
         if self._base is not None:
             prompt = base_body(orjson.dumps(self.request.body))
             await self._to_its_end(save(engine, slot, "base", "base", prompt), engine, slot)
+
+    async def _primed(self, progress: Progress) -> None:
+        """The base of the prompt is being processed; the prompt itself is known to fit (`_render`)."""
+        if self.job is not None:
+            self.job.primed(progress)
+        if self.request.stream and self._alive.is_due():
+            opening = {"id": f"chatcmpl-{self.record.id}", "model": self.record.model, "created": int(time.time())}
+            await say_early(self.out, self.record.headers(), opening, self.request.writer)
 
     async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
@@ -253,7 +264,7 @@ class Exchange:
         if self._ledger is not None:
             relay.keeps, values = True, self._ledger.values
             relay.resolver = Resolver(values) if values else None
-        relay.alive, relay.job = KeepAlive(self.service.settings.keep_alive, self.clock.start), self.job
+        relay.alive, relay.job = self._alive, self.job
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:

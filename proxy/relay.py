@@ -256,6 +256,15 @@ class Relay:
         await self._out.end()
 
 
+async def say_early(out: Out, headers: Mapping[str, str], opening: Json, writer: Writer | None) -> None:
+    """A sign of life of a chat that the engine has not been sent yet, since it processes its base first. `opening`: id,
+    model and created, which an answer in another dialect keeps."""
+    chunk = {**opening, "object": "chat.completion.chunk"}
+    if not out.started:
+        await out.start(200, {**SSE_HEADERS, **headers})
+    await out.write(silent(chunk) if writer is None else writer.alive(chunk))
+
+
 def _parsed(data: bytes) -> object:
     try:
         return orjson.loads(data)

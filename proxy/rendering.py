@@ -4,7 +4,7 @@ compared with, and for bases. Everything here fails open: without tokens a promp
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -117,7 +117,11 @@ async def base_tokens(engine: Engine, tenant: str, base: bytes, body: bytes) -> 
 
 
 async def process_base(
-    engine: Engine, slot: Slot, request: ModelRequest, want: Want, tell: Callable[[Progress], None] | None = None
+    engine: Engine,
+    slot: Slot,
+    request: ModelRequest,
+    want: Want,
+    tell: Callable[[Progress], Awaitable[None]] | None = None,
 ) -> Timings | None:
     """Processes the base alone in a leased, cold slot, to be kept where memory cannot be cut back to it later.
 

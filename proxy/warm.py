@@ -170,7 +170,7 @@ class Warmer:
             engine.n_requests -= 1
 
     async def _primed(self, wanted: Wanted, slot: Slot, want: Want, tell: Tell) -> Timings:
-        def hear(progress: Progress) -> None:
+        async def hear(progress: Progress) -> None:
             tell(progress.processed, progress.total)
 
         try:

@@ -87,10 +87,12 @@ async def test_nobody_comes_back(model: str, proxy_server: StartProxy) -> None:
     assert more["timings"]["prompt_n"] <= 64
 
 
-async def test_signs_of_life(proxy_server: StartProxy) -> None:
-    """Between the reports of a real engine, and none once it speaks."""
-    proxy = await proxy_server(*FLAGS, "--keep-alive", "0.1s", model="dense", engine_flags=CHATML)
-    body = {"messages": user(foxes(8000)), "max_tokens": 4, "stream": True, **FOX}
+@pytest.mark.parametrize("model", ["dense", "swa"])
+async def test_signs_of_life(model: str, proxy_server: StartProxy) -> None:
+    """Between the reports of a real engine, also while it processes the base alone, and none once it speaks."""
+    proxy = await proxy_server(*FLAGS, "--keep-alive", "0.1s", model=model, engine_flags=CHATML)
+    messages = [{"role": "system", "content": foxes(8000)}, *user("hi")]
+    body = {"messages": messages, "max_tokens": 4, "stream": True, **FOX}
     signs, text = 0, ""
     async with proxy.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         async for event in events_of(answer):
