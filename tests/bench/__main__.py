@@ -134,7 +134,9 @@ def streams(options: argparse.Namespace) -> None:
     """One line of JSON: what came of the clients' requests, the slots afterwards, resident memory on the way."""
     model = make_tiny_models(fetch_demo(cache_dir() / "models"))["dense"]
     with tempfile.TemporaryDirectory(prefix="slotkeeper-bench-") as folder:
-        arguments = ["--model", str(model), "--engine", options.engine, "--parallel", "16", "--ctx-size", "49152"]
+        arguments = ["--model", str(model), "--engine", options.engine, "--parallel", "16", "--ctx-size", "24576"]
+        # A sign of life with each report, so that clients can leave in prefill and join.
+        arguments += ["--keep-alive", "0.001", "--finish-prefill", "always"]
         engine_flags = ["-t", "1", "--jinja", "--chat-template-file", str(TEMPLATE), *options.engine_flag]
         proxy = Proxy.start(Path(folder) / "run", arguments, engine_flags)
         try:

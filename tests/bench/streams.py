@@ -1,9 +1,9 @@
 """Many clients at once, who leave at random and read slowly: is a slot lost, does anybody hear another's words, does
 memory grow?
 
-The grammar of each request lets the model say one word only, its nonce, again and again, so that any model gives it
-back. Whatever else comes is another stream's. Clients of all three dialects ask on one engine; some ask again for what
-they have left. Memory counts from the first third of the time on.
+Each conversation has a nonce, a word of one token that no other one has then, and biases the model to say nothing else:
+any model gives it back, and whatever else comes is another stream's. Clients of all three dialects ask on one engine;
+some ask again for what they have left. Memory counts from the first third of the time on.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import secrets
+import re
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +24,10 @@ import httpx
 
 from tests.bench.dialects import PATHS, body_of, text_of
 from tests.bench.overhead import resident_mb
+from tests.bench.process import ROOT
 
-WORDS = 60
-"""Times that a nonce may be said in one answer."""
+BIAS = 100.0
+"""More than any logit is ahead of another."""
 GROWTH_MB = 24
 """Resident memory that may be added after the first third: ledgers and records fill up to their bounds (README)."""
 REST_SECONDS = 60.0
@@ -40,10 +41,11 @@ class Wrong(AssertionError):
 
 
 class Clients:
-    """All of them, on the proxy at `base`; `seed`: of what they do. Nonces are their own."""
+    """All of them, on the proxy at `base`; `seed`: of what they do. `words`: nonces, more than clients."""
 
-    def __init__(self, base: str, seconds: float, seed: int) -> None:
+    def __init__(self, base: str, words: list[str], seconds: float, seed: int) -> None:
         self.outcomes: Counter[str] = Counter()
+        self._words = deque(words)
         self._until = time.monotonic() + seconds
         self._random = random.Random(seed)
         options: Json = {"base_url": base, "timeout": 300, "trust_env": False}
@@ -61,31 +63,32 @@ class Clients:
     async def _client(self, dialect: str) -> None:
         """One client: conversations of a few turns, each answer the next one's history."""
         while time.monotonic() < self._until:
-            nonce, turns = f"n{secrets.token_hex(6)}x", list[Json]()
+            nonce, turns = self._words.popleft(), list[Json]()
             for _ in range(self._random.randint(1, 3)):
                 filler = " ".join(
                     self._random.choices("keep the slot and send all of it again".split(), k=self._size())
                 )
-                turns.append({"role": "user", "content": f"{nonce} {filler}"})
+                turns.append({"role": "user", "content": f"Say{nonce}: {filler}"})
                 body = body_of(dialect, "You are terse.", turns, self._random.choice((8, 24, 80)))
-                body["grammar"] = f'root ::= ("{nonce} "){{{WORDS}}}'
+                body |= {"logit_bias": [[nonce, BIAS]], "ignore_eos": True}
                 text = await self._ask(dialect, body, nonce)
                 if text is None or time.monotonic() > self._until:
                     break
                 turns.append({"role": "assistant", "content": text})
+            self._words.append(nonce)
 
     def _size(self) -> int:
-        return self._random.choice((20, 200, 1500, 3000))
+        return self._random.choice((20, 100, 400, 1500))
 
     async def _ask(self, dialect: str, body: Json, nonce: str) -> str | None:
         """One request in one of the ways that clients have; the answer's text, None for one that was left."""
         way = self._random.choice(("whole", "read", "read", "slow", "leave", "leave", "again"))
         if way == "whole":
             return await self._whole(dialect, {**body, "stream": False}, nonce)
-        if way in ("leave", "again"):
-            await self._left(dialect, body, nonce)
         if way == "leave":
-            return None
+            return await self._left(dialect, body, nonce)
+        if way == "again":
+            await self._read(dialect, body, nonce, slow=False, way="done at once", most=1)
         return await self._read(dialect, body, nonce, slow=way == "slow", way=way)
 
     async def _whole(self, dialect: str, body: Json, nonce: str) -> str | None:
@@ -98,21 +101,29 @@ class Clients:
         return text
 
     async def _left(self, dialect: str, body: Json, nonce: str) -> None:
-        """A client that leaves soon, in whatever state its request is then."""
+        """A client that leaves soon, in whatever state its request is then, or after some events."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._random.choice((0.01, 0.1, 0.5, 2.0)) * self._random.random()):
-                await self._read(dialect, body, nonce, slow=False, way="done before leaving")
+            most = self._random.choice((None, 2, 10))
+            async with asyncio.timeout(None if most else self._random.choice((0.01, 0.1, 0.5, 2.0))):
+                await self._read(dialect, body, nonce, slow=False, way="done before leaving", most=most)
                 return
-        self.outcomes["left"] += 1
+        self.outcomes["left waiting"] += 1
 
-    async def _read(self, dialect: str, body: Json, nonce: str, *, slow: bool, way: str) -> str | None:
-        text = ""
+    async def _read(
+        self, dialect: str, body: Json, nonce: str, *, slow: bool, way: str, most: int | None = None
+    ) -> str | None:
+        """One stream, checked word by word; left after `most` events."""
+        text, count = "", 0
         async with (self._slow if slow else self._usual).stream("POST", PATHS[dialect], json=body) as answer:
             if not self._is_served(answer):
                 return None
             async for event in events_of(answer):
                 text += text_of(dialect, event)
                 self._check(text, nonce)
+                count += 1
+                if count == most:
+                    self.outcomes["left speaking" if text else "left in prefill"] += 1
+                    return None
                 if slow:
                     await asyncio.sleep(0.02)
             if "x-slotkeeper-joined" in answer.headers:
@@ -131,7 +142,8 @@ class Clients:
 
     @staticmethod
     def _check(text: str, nonce: str) -> None:
-        if not (f"{nonce} " * WORDS).startswith(text):
+        said = text.strip()
+        if not (nonce.strip() + nonce * (len(said) // len(nonce))).startswith(said):
             raise Wrong(f"the stream of {nonce} heard {text[-80:]!r}")
 
 
@@ -153,6 +165,15 @@ def whole_text_of(dialect: str, answer: Json) -> str:
         parts = [part for item in answer["output"] for part in item.get("content") or ()]
         return "".join(part["text"] for part in parts if part["type"] == "output_text")
     return str(answer["choices"][0]["message"]["content"])
+
+
+async def nonces(base: str) -> list[str]:
+    """Words that are one token each, from the project's own README."""
+    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as client:
+        asked = {"content": (ROOT / "README.md").read_text(), "with_pieces": True}
+        tokens = (await client.post("/tokenize", json=asked)).json()["tokens"]
+    pieces = dict.fromkeys(token["piece"] for token in tokens if isinstance(token["piece"], str))
+    return [piece for piece in pieces if re.fullmatch(r" [A-Za-z]{3,}", piece)]
 
 
 async def watch(pids: dict[str, int], seconds: float) -> list[Json]:
@@ -190,7 +211,7 @@ def measure(base: str, pid: int, count: int, seconds: float, seed: int) -> Json:
 
 
 async def _measure(base: str, pids: dict[str, int], count: int, seconds: float, seed: int) -> Json:
-    clients = Clients(base, seconds, seed)
+    clients = Clients(base, await nonces(base), seconds, seed)
     watching = asyncio.create_task(watch(pids, seconds))
     await clients.run(count)
     memory = await watching
