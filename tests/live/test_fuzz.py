@@ -61,6 +61,14 @@ async def test_cut_arguments(stream: bool, proxy: ProxyServer) -> None:
     await is_well(proxy)
 
 
+async def test_nulls(proxy: ProxyServer) -> None:
+    """A client that writes out every field: the engine's parser would fail on those that are no texts."""
+    nothing = {"reasoning_content": None, "name": None, "tool_call_id": None, "tool_calls": None}
+    messages = [{"role": role, "content": "hi"} | nothing for role in ("user", "assistant", "user")]
+    answer = await proxy.client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+
+
 @settings(
     max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
