@@ -199,7 +199,7 @@ class Job:
         return engine is not None and engine.n_requests - left > 1
 
     def _is_in_the_way(self) -> bool:
-        return self.engine is not None and self.engine.table.has_waiting()
+        return self.engine is not None and self.engine.table.n_waiting > 0
 
     def _end_unread(self) -> None:
         if self.has_left and not self.task.done():

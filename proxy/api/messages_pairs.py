@@ -1,66 +1,46 @@
-"""Tool calls and their results belong together: what Anthropic's API refuses of a history where they do not."""
+"""Every call has its result and every result its call: what Anthropic's API refuses with status 400 otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 from proxy.api.dialect import Json
 from proxy.errors import BadRequest
 
 
-def check_pairs(messages: list[Any]) -> None:
-    """Raises BadRequest for a tool result without its call in the turn before, or a call without its result in the
-    turn behind. `messages`: a client's, whose shapes were checked.
-
-    Messages of one role in a row are one turn, as with Anthropic's API; system messages between turns end none. Ids
-    that come twice are let through: some templates have the model count its calls anew.
-    """
-    turns = list(_turns(messages))
-    calls: set[str] = set()
-    for role, blocks in turns:
-        if role == "user":
-            _check_results(blocks, calls)
-        calls = {block["id"] for _, block in blocks if block["type"] == "tool_use"} if role == "assistant" else set()
-    for (_, blocks), (_, behind) in pairwise([*turns, ("user", [])]):
-        _check_calls(blocks, {block["tool_use_id"] for _, block in behind if block["type"] == "tool_result"})
-
-
-def _check_results(blocks: list[tuple[str, Json]], calls: set[str]) -> None:
-    for at, block in blocks:
-        if block["type"] == "tool_result" and block["tool_use_id"] not in calls:
-            raise BadRequest(
-                f"{at}: unexpected `tool_use_id` found in `tool_result` blocks: {block['tool_use_id'][:64]}. Each "
-                "`tool_result` block must have a corresponding `tool_use` block in the previous message.",
-                param=at,
-            )
+def require_pairs(messages: list[Json]) -> None:
+    """Raises BadRequest for a tool_result without its tool_use before it, and for a tool_use that the user's next turn
+    has no tool_result for. Several messages of one role in a row are one turn, as for Anthropic; system messages in
+    between count for nothing. Messages were read before, so their shapes are right."""
+    waiting: dict[str, int] = {}
+    before = ""
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if role == "assistant":
+            if before == "user":
+                _require_none(waiting)
+            waiting |= {block["id"]: i for block in _blocks(message, "tool_use") if isinstance(block.get("id"), str)}
+        elif role == "user":
+            for block in _blocks(message, "tool_result"):
+                if waiting.pop(call := str(block.get("tool_use_id")), None) is None:
+                    raise BadRequest(
+                        f"messages.{i}: no tool_use with the id {call[:80]!r} waits for this tool_result. Send each "
+                        "result once, in the turn behind its call.",
+                        param=f"messages.{i}",
+                    )
+        before = role if role in ("assistant", "user") else before
+    if before == "user":
+        _require_none(waiting)
 
 
-def _check_calls(blocks: list[tuple[str, Json]], results: set[str]) -> None:
-    missing = [(at, block["id"]) for at, block in blocks if block["type"] == "tool_use" and block["id"] not in results]
-    if missing:
-        at = missing[0][0].rpartition(".content")[0]
+def _require_none(waiting: dict[str, int]) -> None:
+    for call, i in waiting.items():
         raise BadRequest(
-            f"{at}: `tool_use` ids were found without `tool_result` blocks immediately after: "
-            f"{', '.join(found[:64] for _, found in missing[:8])}. Each `tool_use` block must have a corresponding "
-            "`tool_result` block in the next message.",
-            param=at,
+            f"messages.{i}: the tool_use {call[:80]!r} has no tool_result in the turn behind it. Send one per call.",
+            param=f"messages.{i}",
         )
 
 
-def _turns(messages: list[Any]) -> Iterator[tuple[str, list[tuple[str, Json]]]]:
-    """The turns: whose it is, and its blocks with their places."""
-    last, blocks = "", list[tuple[str, Json]]()
-    for i, message in enumerate(messages):
-        role, content = message["role"], message.get("content")
-        if role == "system":
-            continue
-        if role != last and last:
-            yield last, blocks
-            blocks = []
-        last = role
-        if isinstance(content, list):
-            blocks = blocks + [(f"messages.{i}.content.{k}", block) for k, block in enumerate(content)]
-    if last:
-        yield last, blocks
+def _blocks(message: Json, kind: str) -> list[dict[Any, Any]]:
+    content = message.get("content")
+    return [b for b in content if isinstance(b, dict) and b.get("type") == kind] if isinstance(content, list) else []

@@ -54,6 +54,7 @@ for _ in range(300):
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice"),
         ({"stop_sequences": "END"}, "stop_sequences"),
+        ({"stop_sequences": ["END", ""]}, "stop_sequences"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"stream": 1}, "stream"),
@@ -116,36 +117,48 @@ def test_any_json_is_read_or_refused(given_messages: list[Any], fields: Json) ->
 WORDS = st.text("ab \n", max_size=4)
 TEXT = st.builds(text, WORDS)
 REFERENCE = st.builds(lambda n: {"type": "tool_reference", "tool_name": n}, st.sampled_from(["WebFetch", "Gone"]))
-CONTENT = WORDS | st.lists(TEXT | REFERENCE, max_size=2)
-THOUGHT = st.builds(lambda t: {"type": "thinking", "thinking": t, "signature": ""}, WORDS)
-LATE = st.builds(lambda c: {"role": "system", "content": c}, WORDS | st.lists(TEXT, min_size=1, max_size=2))
+RESULT = WORDS | st.lists(TEXT | REFERENCE, max_size=2)
+TURNS = st.one_of(
+    st.builds(lambda c: {"role": "user", "content": c}, WORDS | st.lists(TEXT, min_size=1, max_size=3)),
+    st.builds(
+        lambda c: {"role": "assistant", "content": c},
+        st.lists(
+            TEXT
+            | st.builds(use, st.just("c1"), st.sampled_from(["WebFetch", "ToolSearch", "Gone"]), st.just({"a": 1}))
+            | st.builds(lambda t: {"type": "thinking", "thinking": t, "signature": ""}, WORDS),
+            max_size=3,
+        ),
+    ),
+    st.builds(lambda c: {"role": "system", "content": c}, WORDS | st.lists(TEXT, min_size=1, max_size=2)),
+)
 
 
-@st.composite
-def loop(draw: st.DrawFn) -> list[Any]:
-    """An assistant's turn and, where it has calls, the turn with their results, in any company and order."""
-    calls = draw(st.lists(st.sampled_from(["c1", "c2"]), unique=True))
-    names = st.sampled_from(["WebFetch", "ToolSearch", "Gone"])
-    uses = [use(call, draw(names), {"a": 1}) for call in calls]
-    said = draw(st.permutations([*uses, *draw(st.lists(TEXT | THOUGHT, max_size=2))]))
-    results = [result(call, draw(CONTENT)) for call in calls]
-    answer = draw(st.permutations([*results, *draw(st.lists(TEXT, min_size=1, max_size=2))]))
-    return [
-        {"role": "assistant", "content": said},
-        *draw(st.lists(LATE, max_size=1)),
-        {"role": "user", "content": answer},
-    ]
-
-
-TURNS = loop() | st.builds(lambda c: [{"role": "user", "content": c}], WORDS) | st.builds(lambda m: [m], LATE)
+def paired(turns: list[Any], data: st.DataObject) -> list[Any]:
+    """The same turns, each call with an id of its own, and with its result at the beginning of the user's next turn."""
+    history: list[Any] = []
+    waiting: list[str] = []
+    for turn in turns:
+        content = turn["content"]
+        if turn["role"] == "assistant":
+            calls = [
+                {**b, "id": f"c{len(history)}.{i}"} if b["type"] == "tool_use" else b for i, b in enumerate(content)
+            ]
+            waiting += [b["id"] for b in calls if b["type"] == "tool_use"]
+            content = calls
+        elif turn["role"] == "user" and waiting:
+            texts = content if isinstance(content, list) else [text(content)]
+            content = [*(result(call, data.draw(RESULT)) for call in waiting), *texts]
+            waiting = []
+        history.append({**turn, "content": content})
+    return history
 
 
 @given(st.lists(TURNS, min_size=1, max_size=6), st.data())
-def test_what_grows_is_only_appended_to(turns: list[list[Any]], data: st.DataObject) -> None:
+def test_what_grows_is_only_appended_to(turns: list[Any], data: st.DataObject) -> None:
     """The messages of a part of a history are the beginning of the messages of all of it; the same bytes each time."""
-    history = [message for turn in turns for message in turn]
-    kept = [message for turn in turns[: data.draw(st.integers(0, len(turns)))] for message in turn]
-    part = messages(*kept, tools=DEFERRED, system="s")
+    history = paired(turns, data)
+    kept = data.draw(st.integers(0, len(history)))
+    part = messages(*history[:kept], tools=DEFERRED, system="s")
     longer = messages(*history, tools=DEFERRED, system="s")
     assert longer[: len(part)] == part
     assert orjson.dumps(longer) == orjson.dumps(messages(*history, tools=DEFERRED, system="s"))
