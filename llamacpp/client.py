@@ -15,7 +15,7 @@ import orjson
 
 from llamacpp.errors import EngineBroken, EngineRefused, EngineStarting, EngineUnreachable
 from llamacpp.sse import EventSplitter, data_of
-from llamacpp.wire import Props, SlotFileReport, SlotReport, Timings, error_of
+from llamacpp.wire import Progress, Props, SlotFileReport, SlotReport, Timings, error_of
 
 CONNECT_SECONDS = 5.0
 ASK_SECONDS = 10.0
@@ -178,8 +178,11 @@ class LlamaClient:
         found = await self._slot_action(slot, "erase", {})
         return int(found.get("n_erased", 0))
 
-    async def prime(self, slot: int, tokens: bytes) -> Timings:
+    async def prime(
+        self, slot: int, tokens: bytes, tell: Callable[[Progress], Awaitable[None]] | None = None
+    ) -> Timings:
         """Processes exactly the packed `tokens` in slot `slot`, generates nothing, leaves the slot at their end.
+        `tell` is awaited with the engine's reports on the way.
 
         Streamed with progress, so that leaving (cancelling the task) stops the engine within a second.
         """
@@ -200,6 +203,8 @@ class LlamaClient:
             async for chunk in chunks_of(response):
                 for event in splitter.feed(chunk):
                     timings = _timings_in(event) or timings
+                    if tell is not None and (progress := _progress_in(event)) is not None:
+                        await tell(progress)
         if timings is None:
             raise EngineBroken(f"llama-server at {self.base_url} ended POST /completion without timings; try again.")
         return timings
@@ -326,6 +331,14 @@ def _timings_in(event: bytes) -> Timings | None:
     if not isinstance(found, dict):
         raise _broken("POST /completion", found)
     return Timings.from_json(found.get("timings"))
+
+
+def _progress_in(event: bytes) -> Progress | None:
+    data = data_of(event)
+    if data is None or b'"prompt_progress"' not in data:
+        return None
+    found = orjson.loads(data)
+    return Progress.from_json(found.get("prompt_progress")) if isinstance(found, dict) else None
 
 
 def _checked_json(what: str, response: httpx.Response) -> Any:

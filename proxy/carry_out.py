@@ -90,8 +90,11 @@ async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
     slot.tokens, slot.n_tokens = slot.tokens[: 4 * at], at
 
 
-async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "line") -> Snapshot | None:
+async def save(
+    engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "line", prompt: bytes | None = None
+) -> Snapshot | None:
     """Writes a leased slot to a snapshot. None when that failed or there was no room; the slot keeps its content.
+    `prompt`: the chat body that it is made of; without one the slot's own, of a line.
 
     Publishing comes last (design.md, rule 5): temporary name, the header checked, renamed, recorded.
     """
@@ -130,6 +133,7 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
         await _discard(engine, temp)
         slot.file_done(SlotState.SAVING)
         return None
+    await _keep_prompt(engine, snapshot, prompt or (slot.body if kind == "line" else None))
     engine.learn_save(report)
     engine.metrics.saved(engine.name, reason, "main", seconds=report.seconds, n_bytes=report.n_bytes)
     if slot.file_done(SlotState.SAVING) and kind == "line":
@@ -137,6 +141,15 @@ async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "lin
         slot.n_tokens = slot.saved = snapshot.n_tokens
         slot.snapshot = snapshot.id
     return snapshot
+
+
+async def _keep_prompt(engine: Engine, snapshot: Snapshot, body: bytes | None) -> None:
+    if body is None:
+        return
+    try:
+        await engine.store.put_prompt(snapshot.id, body)
+    except StoreError as error:
+        log.warning("prompt_not_kept", engine=engine.name, snapshot=snapshot.id, error=str(error))
 
 
 async def _has_room(engine: Engine, temp: str, n_bytes: int) -> bool:

@@ -22,7 +22,7 @@ from llamacpp.engines.flags import MODEL_FLAGS, refuse_reserved, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
 from llamacpp.engines.model_file import check_model
 from llamacpp.errors import EngineError, EngineSetupError
-from proxy import __version__, audit_cli, control, explain_cli, fetch, logs, sd_notify, snapshots, tenants
+from proxy import __version__, audit_cli, control, explain_cli, fetch, logs, sd_notify, snapshots, tenants, warm_cli
 from proxy.config import Settings, load
 from proxy.errors import SlotkeeperError, StoreError, UsageError
 from proxy.flags import with_settings
@@ -289,6 +289,7 @@ def build_server(
 app.add_typer(snapshots.app, name="snapshots")
 app.command()(explain_cli.explain)
 app.command()(audit_cli.audit)
+app.command()(warm_cli.warm)
 
 if __name__ == "__main__":
     sys.exit(main())

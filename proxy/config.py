@@ -42,6 +42,7 @@ OTHER_VARIABLES = frozenset(
 """Names of variables with our prefix that are no settings; KEY is what the README has Codex send."""
 _KUBERNETES = re.compile(ENV_PREFIX + r"(SERVICE_|PORT_\d)")
 """What Kubernetes gives every pod beside a Service named slotkeeper."""
+_SECONDS = re.compile(r"\d+(?:\.\d+)?s?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 
 
@@ -54,6 +55,18 @@ def parse_size(value: object) -> object:
         raise ValueError("is not a size: write bytes or a unit, such as 20GiB or 500MB")
     number, unit, binary, _ = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
+
+
+def parse_seconds(value: object) -> object:
+    """Seconds from "10s", "1.5" or a number, None from "off"; anything else goes on to pydantic's own complaint."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if text == "off":
+        return None
+    if not _SECONDS.fullmatch(text):
+        raise ValueError("is no time: write seconds, such as 10s, or off")
+    return float(text.removesuffix("s"))
 
 
 def _words(value: object) -> object:
@@ -112,6 +125,15 @@ class Settings(BaseSettings):
     )
     compact_prepare_at: float = Field(
         0.85, gt=0, le=1, description="the same, from which on a compaction is prepared while the engine is idle"
+    )
+
+    finish_prefill: Literal["always", "half", "never"] = Field(
+        "half",
+        description="a client that leaves while its prompt is processed: the work goes on to the prompt's end always, "
+        "when over half of it is done or the engine has nothing else to do, or never",
+    )
+    keep_alive: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(parse_seconds)] = Field(
+        10.0, description="pause between two signs of life during a long prefill, such as 10s; off for none"
     )
 
     layout_rules: tuple[Rule, ...] = Field(

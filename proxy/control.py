@@ -2,10 +2,11 @@
 
 Requests, each answered with JSON (the server's side is proxy/api/ops.py): GET /snapshots, GET /snapshots/{id},
 POST /snapshots/{id}/pin, POST /snapshots/{id}/unpin, DELETE /snapshots/{id}, POST /snapshots/prune,
-POST /snapshots/purge.
+POST /snapshots/purge, POST /warm (a line of JSON for each step).
 """
 
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -60,6 +61,26 @@ def call(path: Path, method: str, door: str) -> Any:
     if answer.is_error:
         raise ControlRefused(_message(answer))
     return answer.json()
+
+
+def follow(path: Path, door: str, body: Any) -> Iterator[Any]:
+    """One POST to the running server whose answer is JSON, line by line, as it comes. Raises like `call`."""
+    if not path.exists():
+        raise NoServer
+    try:
+        with _short(path) as short:
+            _knock(short)
+            with (
+                httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=None) as client,
+                client.stream("POST", f"http://slotkeeper{door}", json=body) as answer,
+            ):
+                if answer.is_error:
+                    answer.read()
+                    raise ControlRefused(_message(answer))
+                for line in answer.iter_lines():
+                    yield json.loads(line)
+    except httpx.HTTPError as error:
+        raise ControlRefused(f"The running server broke off on {path} ({type(error).__name__}).") from None
 
 
 def _knock(address: str) -> None:

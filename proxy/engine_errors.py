@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 import structlog
 
+from llamacpp.client import LlamaClient
 from llamacpp.errors import EngineBroken, EngineError, EngineRefused, EngineUnreachable
 from llamacpp.errors import EngineStarting as EngineLoading
 from proxy.errors import (
@@ -17,6 +18,7 @@ from proxy.errors import (
     too_deep,
 )
 
+SERVER_ERROR = 500
 log = structlog.get_logger(__name__)
 
 
@@ -42,6 +44,32 @@ def answered(status: int, body: bytes) -> SlotkeeperError:
     if not isinstance(raw, dict):
         raw = {"message": f"The engine answered {status} without a reason.", "type": "server_error"}
     return EngineAnswered(status, raw)
+
+
+async def refused(client: LlamaClient, chat: bytes | None, status: int, body: bytes) -> SlotkeeperError:
+    """The engine's refusal of a model request. `chat`: the body of a chat, None for other requests.
+
+    llama-server answers 500 for a chat that its parser or template cannot take (cut tool arguments, a template's own
+    raise_exception), and SDKs send a request again for that, in vain. If the template alone refuses it, too, it is the
+    request's fault: 400, in the engine's words.
+    """
+    found = answered(status, body)
+    if status != SERVER_ERROR or chat is None or not isinstance(found, EngineAnswered):
+        return found
+    try:
+        await client.apply_template(chat)
+    except EngineRefused as again:
+        return at_fault(found) if again.status == SERVER_ERROR else found
+    except EngineError:
+        pass
+    return found
+
+
+def at_fault(error: SlotkeeperError) -> SlotkeeperError:
+    """The engine's 500 for a chat that its template cannot take, as the request's own fault; others as they are."""
+    if not isinstance(error, EngineAnswered) or error.status != SERVER_ERROR:
+        return error
+    return EngineAnswered(400, {**error.raw, "code": 400, "type": "invalid_request_error"})
 
 
 def as_ours(error: EngineError) -> SlotkeeperError:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import orjson
 
-_UNAVAILABLE = 503
+_TOO_MANY, _UNAVAILABLE = 429, 503
 Dialect = Literal["chat", "completion", "native", "messages", "responses"]
 Outcome = Literal["ok", "client_left", "engine_error", "refused", "overflow", "timeout"]
 
@@ -179,8 +179,9 @@ class EngineAnswered(SlotkeeperError):
 
     def __init__(self, status: int, raw: dict[str, Any]) -> None:
         message = str(raw.get("message") or f"the engine answered {status} without a message")
-        # 503: it loads its model again, and says no time itself (tools/server, ERROR_TYPE_UNAVAILABLE).
-        super().__init__(message, retry_after=2 if status == _UNAVAILABLE else None)
+        # 503: it loads its model again, and says no time itself (tools/server, ERROR_TYPE_UNAVAILABLE); 429: an
+        # attached engine's own front is busy.
+        super().__init__(message, retry_after=2 if status in (_TOO_MANY, _UNAVAILABLE) else None)
         self.status = status
         self.kind = str(raw.get("type") or "server_error")
         self.raw = raw

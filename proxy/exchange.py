@@ -11,46 +11,55 @@ import orjson
 
 from llamacpp.client import chunks_of
 from llamacpp.errors import EngineUnreachable
-from llamacpp.reports import Timings
+from llamacpp.reports import Progress, Timings
 from llamacpp.wire import Asked
 from policies.causes import Cause
 from policies.placeholders import Resolver
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
+from proxy.abandon import Left, abandon, note
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back, save
 from proxy.compact import Collected, Compaction, ask_aside
 from proxy.engine import Engine
-from proxy.engine_errors import answered, too_long, whatever
+from proxy.engine_errors import refused, too_long, whatever
 from proxy.errors import ClientLeft, ContextExceeded, PoolExceeded, ShuttingDown, SlotkeeperError
+from proxy.jobs import Job
+from proxy.keep_alive import KeepAlive
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import Prepared, keep, prepare
-from proxy.relay import Out, Relay
-from proxy.rendering import process_base, render, render_pending
+from proxy.relay import Out, Relay, say_early
+from proxy.rendering import base_body, process_base, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, judge, signs_of, tell
-from proxy.slots import Grant, NeedsTokens, Runner, Slot, Want
+from proxy.slots import Grant, NeedsTokens, Slot, Want
 
 T = TypeVar("T")
 
 CLOSE_TO_FULL = 0.9
 """Share of the pool above which an estimate of a prompt's tokens is not good enough and it is rendered."""
-CANCEL_SECONDS = 20.0
-"""An engine notices a closed stream within 0.7 s (llama-server.md); a batch of a large model on a CPU takes longer."""
-NO_REPORT_SECONDS = 1.0
-"""Pause before a cancelled slot is used again on an engine that answers no GET /slots; it defers a busy pin anyway."""
 
 
 class Exchange:
     """One model request on one engine."""
 
     def __init__(
-        self, service: Service, request: ModelRequest, out: Out, record: Record, prepared: Prepared | None = None
+        self,
+        service: Service,
+        request: ModelRequest,
+        out: Out,
+        record: Record,
+        *,
+        job: Job | None = None,
+        prepared: Prepared | None = None,
     ) -> None:
-        self.service, self.request, self.out, self.record = service, request, out, record
+        """`job`: what may outlive its client, if this request is one. `prepared`: a question of ours, beside a
+        client's request."""
+        self.service, self.request, self.out, self.record, self.job = service, request, out, record, job
         self._prepared, self._is_aside = prepared, prepared is not None
         self.clock = Clock()
+        self._alive = KeepAlive(None if self._is_aside else service.settings.keep_alive, self.clock.start)
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
         self._line: Line | None = None
@@ -81,6 +90,8 @@ class Exchange:
             await self._fail(whatever(error, self.record.id))
         finally:
             self.service.running.discard(self)
+            if self.job is not None and self.job.has_left and self.record.outcome == "ok":
+                self.record.outcome = "client_left"  # answered to nobody
             tell(self.service.metrics, self.record, self.clock)
             self.service.remember(self.record)
             if self._line is not None:
@@ -150,6 +161,8 @@ class Exchange:
             await self._render(engine, want)
         grant = await self._acquire(engine, want)
         carried = await self._carry_out(engine, grant, want)
+        if self.job is not None and not self.request.is_unseen:
+            self.job.begin(engine, want.n_prompt - carried.predicted_cache_n)
         if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
             await self._cut_base(engine, grant.target, want)
         await self._converse(engine, grant, want, found, carried)
@@ -237,13 +250,25 @@ class Exchange:
 
     async def _cut_base(self, engine: Engine, slot: Slot, want: Want) -> None:
         """Keeps the base of a cold prompt: its prefill ends with its client, like any other; its file does not."""
+        # Of a base of thousands of tokens the client would hear nothing for minutes.
+        if want.tokens is not None and (tell := getattr(self.request.writer, "progress", None)) is not None:
+            tell(want.n_prompt, 0)
         try:
-            self._base = await process_base(engine, slot, self.request, want)
+            self._base = await process_base(engine, slot, self.request, want, self._primed)
         except BaseException:
-            self._abandon(engine, slot, want)
+            self._abandon(engine, slot, want, None)
             raise
         if self._base is not None:
-            await self._to_its_end(save(engine, slot, "base", kind="base"), engine, slot)
+            prompt = base_body(orjson.dumps(self.request.body))
+            await self._to_its_end(save(engine, slot, "base", "base", prompt), engine, slot)
+
+    async def _primed(self, progress: Progress) -> None:
+        """The base of the prompt is being processed; the prompt itself is known to fit (`_render`)."""
+        if self.job is not None:
+            self.job.primed(progress)
+        if self.request.stream and self._alive.is_due():
+            opening = {"id": f"chatcmpl-{self.record.id}", "model": self.record.model, "created": int(time.time())}
+            await say_early(self.out, self.record.headers(), opening, self.request.writer)
 
     async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
@@ -266,6 +291,7 @@ class Exchange:
         if self._ledger is not None:
             relay.keeps, values = True, self._ledger.values
             relay.resolver = Resolver(values) if values else None
+        relay.alive, relay.job = self._alive, self.job
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
@@ -281,7 +307,8 @@ class Exchange:
                     slot.n_left = min(slot.n_owned, carried.predicted_cache_n)
                 elif slot.line != want.line.id:
                     slot.clear_owner()  # what was his is overwritten, or about to be
-                self._abandon(engine, slot, want, self._unfinished(relay, runner))
+                self.record.predicted_n = runner.n_decoded if runner is not None else 0
+                self._abandon(engine, slot, want, relay.progress)
             elif not r.fresh:
                 self._line = None if self._is_aside else want.line
 
@@ -292,7 +319,8 @@ class Exchange:
         stream = engine.client.stream("POST", r.path, orjson.dumps(body))
         async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
-                raise answered(response.status_code, await response.aread())
+                chat = orjson.dumps(r.body) if r.door == "chat" else None
+                raise await refused(engine.client, chat, response.status_code, await response.aread())
             if r.is_unseen:
                 await relay.whole(await response.aread())
             else:
@@ -344,25 +372,12 @@ class Exchange:
         engine.refresh_abilities()
         engine.table.release(slot)
 
-    def _unfinished(self, relay: Relay, runner: Runner | None) -> int:
-        """What is known of an answer that broke off, for the record; tokens of its prompt if that was processed
-        whole, else 0."""
-        done, r = relay.progress, self.record
-        r.predicted_n = runner.n_decoded if runner is not None else 0
-        if done is None:
-            return 0
-        r.cache_n, r.prompt_n = done.cache, max(0, done.processed - done.cache)
-        return done.total if done.processed >= done.total else 0
-
-    def _abandon(self, engine: Engine, slot: Slot, want: Want, n_prompt: int = 0) -> None:
-        """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
-        slot.apply(SlotEvent.CANCELLED)
-        if not want.fresh and slot.line in (None, want.line.id):
-            # A repeated request has to find its line, and wait for its slot, at once.
-            self._advance(want.line, n_prompt or want.line.n_tokens)
-            want.line.lost = None if n_prompt else Cause.CANCELLED
-            slot.line = want.line.id
-        self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
+    def _abandon(self, engine: Engine, slot: Slot, want: Want, progress: Progress | None) -> None:
+        r, line = self.request, want.line
+        body = orjson.dumps(r.body) if r.door == "chat" else None
+        left = Left(progress, body, r.prompt.base, self._base)
+        note(engine, self.record, left)
+        abandon(self.service, engine, slot, want, left, lambda n_tokens: self._advance(line, n_tokens))
 
     def _advance(self, line: Line, n_tokens: int) -> None:
         if self._is_aside:
@@ -370,27 +385,6 @@ class Exchange:
         self.service.lines.advance(line, self.request.prompt, n_tokens)
         if self._ledger is not None:
             keep(self.service, line, self._ledger)
-
-    async def _resolve(self, engine: Engine, slot: Slot, want: Want) -> None:
-        instance, report = engine.instance, None
-        try:
-            report = await engine.wait_idle(slot.id, CANCEL_SECONDS) if engine.has_slots_endpoint else None
-            if report is None and engine.ready and engine.instance == instance:
-                await asyncio.sleep(NO_REPORT_SECONDS)
-        finally:
-            if engine.instance != instance or not engine.ready:
-                slot.clear()
-            elif report is None:
-                slot.tokens = b""
-                slot.n_tokens = max(slot.n_tokens, want.n_prompt)
-            else:
-                slot.n_tokens = report.n_prompt_tokens
-                slot.tokens = (want.tokens if want.tokens is not None else slot.tokens)[: 4 * slot.n_tokens]
-            slot.saved, slot.body, slot.is_rendered = 0, None, True
-            slot.tenant = want.tenant if slot.n_tokens else None
-            engine.table.release(slot)
-            # A task that was still queued when the engine reported may have run a little since.
-            asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, self.service.engines.suspect, engine)
 
 
 MISPREDICTED = 64

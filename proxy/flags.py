@@ -64,6 +64,8 @@ def shown_default(name: str, field: FieldInfo) -> str:
         return "20GiB"
     if name == "max_body_bytes":
         return "64MB"
+    if name == "keep_alive":
+        return "10s"
     if name == "state_dir":
         return "the platform's user state folder"
     if field.default is None or field.default == ():

@@ -15,9 +15,10 @@ from proxy.compact_ahead import Ahead
 from proxy.engine import Engine
 from proxy.errors import StoreError
 from proxy.exchange import Exchange
-from proxy.rendering import BASE_AT_LEAST, base_tokens, has_base, render_slot
+from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
+from proxy.warm import IdleWarmer
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +34,7 @@ class Keeper:
     """One per process. `run` until cancelled, then `save_all`."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._warmer = service, IdleWarmer(service)
         self._ahead = Ahead(service, Exchange)
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
@@ -75,6 +76,8 @@ class Keeper:
             await self._save_one(engine)
         if engine.can_save and not self._service.stopping:
             await self._base_one(engine)
+        if engine.can_save and not self._service.stopping and not engine.n_requests:
+            await self._warmer.one(engine)
 
     async def _render_ahead(self, engine: Engine) -> None:
         now = engine.clock()
@@ -157,7 +160,7 @@ class Keeper:
             give_back(engine, target)
 
     async def _cut(self, engine: Engine, slot: Slot, target: Slot, base: bytes) -> None:
-        tenant, line = slot.tenant, slot.line or ""
+        tenant, line, body = slot.tenant, slot.line or "", slot.body or b"{}"
         whole = engine.snapshot(slot.snapshot) if slot.snapshot and slot.saved >= n_tokens(base) else None
         whole = whole or await save(engine, slot, "fork")
         if whole is None or self._service.stopping or not await restore(engine, target, whole, line):
@@ -166,7 +169,7 @@ class Keeper:
             await engine.client.prime(target.id, base)
             target.clear()
             target.tokens, target.n_tokens, target.tenant, target.line = base, n_tokens(base), tenant, line
-            await save(engine, target, "base", kind="base")
+            await save(engine, target, "base", "base", base_body(body))
         finally:
             await engine.client.erase_slot(target.id)
             target.clear()

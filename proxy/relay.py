@@ -15,12 +15,14 @@ from llamacpp.reports import Progress, Timings, error_of
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
 from policies.placeholders import Resolver
+from proxy.keep_alive import KeepAlive, silent
 from proxy.ledger import MOST_REPLY_BYTES
 from proxy.slots import Runner
 
 if TYPE_CHECKING:
     from proxy.api.dialect import Writer
     from proxy.errors import SlotkeeperError
+    from proxy.jobs import Job
 
 _MARK = re.compile(rb'"(?:prompt_progress|timings|usage|error)"')
 """An event without these is content and is not parsed. Content that quotes them is parsed, which costs little."""
@@ -66,7 +68,11 @@ class Relay:
         """The assistant message of an answer that came whole."""
         self.resolver: Resolver | None = None
         """Puts values in place of placeholders that the model repeats; None where the prompt has none."""
-        self._n_kept = 0
+        self.alive: KeepAlive | None = None
+        """When the client is to be told that its prompt is still being processed."""
+        self.job: Job | None = None
+        """Told how the prompt proceeds."""
+        self._n_kept = self._n_silent = 0
         self.first_event = 0.0
         """When the first event came that bears something, by time.perf_counter; 0.0 before."""
 
@@ -112,13 +118,17 @@ class Relay:
             self.kept.append(chunk)
 
     async def _show(self, shown: list[bytes], runner: Runner | None) -> None:
-        n_borne = sum(not event.startswith(b":") for event in shown)  # a ping during prefill is no token
+        # A ping, a sign of life or a report during prefill is no token.
+        n_borne = sum(not event.startswith(b":") for event in shown) - self._n_silent
+        self._n_silent = 0
         if n_borne and not self.first_event:
             self.first_event = time.perf_counter()
         if n_borne and runner is not None:
             runner.n_decoded += n_borne
             runner.first_token = runner.first_token or self.first_event
             runner.grew()
+        if n_borne and self.job is not None:
+            self.job.bore(n_borne)
         if shown and self._asked.stream:
             await self._pass_on(b"".join(shown))
 
@@ -162,7 +172,22 @@ class Relay:
         if data is None or data == b"[DONE]":
             return None if wanted_whole else event
         found = _parsed(data)
-        return event if not isinstance(found, dict) or self._read(found) else None
+        if not isinstance(found, dict):
+            return event
+        is_wanted = self._read(found)
+        if "prompt_progress" in found:
+            return self._alive(found) if not is_wanted else self._silent(event)
+        return event if is_wanted else None
+
+    def _alive(self, found: Json) -> bytes | None:
+        """A sign of life in place of a report that nobody asked for, if one is due."""
+        if not self._asked.stream or self.alive is None or not self.alive.is_due():
+            return None
+        return self._silent(silent(found) if self._writer is None else self._writer.alive(found))
+
+    def _silent(self, event: bytes) -> bytes:
+        self._n_silent += 1
+        return event
 
     def _may_name(self, event: bytes) -> bool:
         return self.resolver is not None and (self.resolver.is_holding or _OPENING.search(event) is not None)
@@ -190,18 +215,21 @@ class Relay:
             if tell is not None and self._decoder.progress is not None:
                 tell(self._decoder.progress.total, self._decoder.progress.cache)
             if is_unasked(found, self._asked):
-                return None
+                return self._alive(found)
         if not self._asked.stream:
             return None
         if self.resolver is not None:
             found = self.resolver.chunk(found)
-        return self._writer.feed(found) or None
+        said = self._writer.feed(found) or None
+        return self._silent(said) if said is not None and "prompt_progress" in found else said
 
     def _read(self, found: Json) -> bool:
         if (refused := error_of(found)) is not None:
             raise refused
         if not self._asked.stream or any(name in found for name in ("prompt_progress", "timings", "usage")):
             self._decoder.feed(found)
+        if self.job is not None and "prompt_progress" in found and (progress := self._decoder.progress) is not None:
+            self.job.progressed(progress)
         if self._decoder.timings is not None and _is_last(found):
             self._done(self._decoder.timings)
         return not is_unasked(found, self._asked)
@@ -226,6 +254,15 @@ class Relay:
         await self._out.start(200, {"content-type": "application/json; charset=utf-8", **self._headers})
         await self._out.write(body)
         await self._out.end()
+
+
+async def say_early(out: Out, headers: Mapping[str, str], opening: Json, writer: Writer | None) -> None:
+    """A sign of life of a chat that the engine has not been sent yet, since it processes its base first. `opening`: id,
+    model and created, which an answer in another dialect keeps."""
+    chunk = {**opening, "object": "chat.completion.chunk"}
+    if not out.started:
+        await out.start(200, {**SSE_HEADERS, **headers})
+    await out.write(silent(chunk) if writer is None else writer.alive(chunk))
 
 
 def _parsed(data: bytes) -> object:

@@ -4,6 +4,7 @@ compared with, and for bases. Everything here fails open: without tokens a promp
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,10 +12,10 @@ import orjson
 import structlog
 
 from llamacpp.errors import EngineError
-from llamacpp.reports import Timings
+from llamacpp.reports import Progress, Timings
 from policies.prefix import common_prefix, n_tokens
 from policies.slot_state import SlotState
-from proxy.api.read import ModelRequest
+from proxy.api.read import LEADING, RENDERING, ModelRequest
 from proxy.engine import Engine
 from proxy.lines import Line
 from proxy.slots import Slot, Want
@@ -115,11 +116,17 @@ async def base_tokens(engine: Engine, tenant: str, base: bytes, body: bytes) -> 
     return engine.bases[key]
 
 
-async def process_base(engine: Engine, slot: Slot, request: ModelRequest, want: Want) -> Timings | None:
+async def process_base(
+    engine: Engine,
+    slot: Slot,
+    request: ModelRequest,
+    want: Want,
+    tell: Callable[[Progress], Awaitable[None]] | None = None,
+) -> Timings | None:
     """Processes the base alone in a leased, cold slot, to be kept where memory cannot be cut back to it later.
 
     The base would be processed next anyway: the price is the file and 1-4 tokens (llama-server.md, "Slot files").
-    Cancelling it leaves the slot's content in doubt. None when there is nothing to keep.
+    Cancelling it leaves the slot's content in doubt. None when there is nothing to keep. `tell` hears of its progress.
     """
     if request.door != "chat" or not engine.can_save or want.tokens is None:
         return None
@@ -128,12 +135,21 @@ async def process_base(engine: Engine, slot: Slot, request: ModelRequest, want: 
     if size < BASE_AT_LEAST or common_prefix(base, want.tokens) < size or has_base(engine, want.tenant, base):
         return None
     try:
-        timings = await engine.client.prime(slot.id, base)
+        timings = await engine.client.prime(slot.id, base, tell)
     except EngineError as error:
         log.warning("base_not_cut", engine=engine.name, slot=slot.id, error=str(error))
         return None
     slot.tokens, slot.n_tokens, slot.tenant, slot.line = base, size, want.tenant, want.line.id
     return timings
+
+
+def base_body(body: bytes) -> bytes:
+    """The chat body of a base: what a chat's prompt begins with, and a first user message."""
+    found = orjson.loads(body)
+    messages = found.get("messages") or []
+    n_leading = next((i for i, m in enumerate(messages) if m.get("role") not in LEADING), len(messages))
+    kept = {name: found[name] for name in ("tools", *RENDERING) if name in found}
+    return orjson.dumps({"messages": [*messages[:n_leading], {"role": "user", "content": "hi"}], **kept})
 
 
 def has_base(engine: Engine, tenant: str, base: bytes) -> bool:

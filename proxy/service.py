@@ -15,6 +15,7 @@ from proxy.engine_metrics import EngineMetrics
 from proxy.engines import Engines
 from proxy.errors import Dialect, ShuttingDown
 from proxy.explain import Explainer, texts_of
+from proxy.jobs import Jobs
 from proxy.layouts import Layouts
 from proxy.ledger import TextBudget
 from proxy.lines import LineBook
@@ -58,6 +59,7 @@ class Service:
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
     running: set[Exchange] = field(default_factory=set)
+    jobs: Jobs = field(default_factory=Jobs)
     explainer: Explainer = field(init=False)
     engine_metrics: EngineMetrics = field(init=False)
     _dropped: set[str] = field(default_factory=set)
@@ -115,6 +117,7 @@ class Service:
     def begin_stop(self, *, at_once: bool) -> None:
         """No new requests; those that run get most of the drain time, or none, and are told why they end."""
         self.stopping = True
+        self.jobs.end_left()
         seconds = 0.0 if at_once else self.settings.drain_seconds * DRAINED
         asyncio.get_running_loop().call_later(seconds, self._end_running)
 

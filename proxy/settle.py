@@ -51,6 +51,8 @@ class Record:
     reprocessed: int = 0
     outcome: Outcome = "ok"
     error: str | None = None
+    joined: int = 0
+    """Clients that came again for it, after one before them had left."""
     repairs: list[str] = field(default_factory=list)
     """Rules that changed the spelling of this request."""
     compaction: dict[str, Any] = field(default_factory=dict)

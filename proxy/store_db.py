@@ -17,7 +17,7 @@ from proxy.errors import StoreError
 from proxy.state_dir import PRIVATE_FILE, explain_os_error
 from proxy.store_types import Row, Snapshot
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 COMPANIONS = ("", "-wal", "-shm")  # the files that SQLite keeps beside a database in WAL mode
 BUSY_TIMEOUT_SECONDS = 2.0  # a person's `sqlite3 state.db` may read beside us; the flock keeps other proxies out
 
@@ -36,10 +36,13 @@ CREATE TABLE texts (line TEXT NOT NULL, position INTEGER NOT NULL, message BLOB 
     WITHOUT ROWID;
 CREATE TABLE layouts (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
 """
+_SCHEMA_3 = """
+CREATE TABLE prompts (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+"""
 MOST_TEXT_BYTES = 1024**3
 """Messages of all ledgers; beyond it the lines used longest ago lose theirs (their prompts then come as sent)."""
 MOST_TENANTS = 1000
-TABLES = ("snapshots", "ledgers", "requests", "texts", "layouts")
+TABLES = ("snapshots", "ledgers", "requests", "texts", "layouts", "prompts")
 
 T = TypeVar("T")
 
@@ -116,7 +119,7 @@ class StateDb:
         self._db.execute("PRAGMA synchronous=NORMAL")  # WAL: a power cut may lose the last commits, never the file
         self._db.execute("PRAGMA secure_delete=ON")  # what a person had deleted must not stay in free pages
         if version < SCHEMA_VERSION:
-            self._create(_SCHEMA_2 if version else _SCHEMA + _SCHEMA_2)
+            self._create("".join((_SCHEMA, _SCHEMA_2, _SCHEMA_3)[version:]))
 
     def _create(self, tables: str) -> None:
         # one transaction, so that a process killed in between leaves the old version and none of the tables
@@ -172,7 +175,21 @@ class StateDb:
     def delete_snapshots(self, ids: Iterable[str]) -> None:
         """Forget records; unknown ids are ignored."""
         with self._transaction() as db:
-            db.executemany("DELETE FROM snapshots WHERE id=?", [(id_,) for id_ in ids])
+            gone = [(id_,) for id_ in ids]
+            db.executemany("DELETE FROM snapshots WHERE id=?", gone)
+            db.executemany("DELETE FROM prompts WHERE id=?", gone)
+
+    def put_prompt(self, id_: str, body: bytes) -> None:
+        """What a snapshot was made of; nothing is kept for a record that is gone."""
+        with self._transaction() as db:
+            known = "SELECT id, ? FROM snapshots WHERE id=?"
+            db.execute(f"INSERT OR REPLACE INTO prompts (id, body) {known}", (body, id_))
+
+    def prompt(self, id_: str) -> bytes | None:
+        """What a snapshot was made of, if that is known."""
+        with self._explained():
+            row = self._db.execute("SELECT body FROM prompts WHERE id=?", (id_,)).fetchone()
+            return None if row is None else bytes(row[0])
 
     def set_pinned(self, id_: str, pinned: bool) -> None:
         """Pin or unpin one record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from proxy.store_types import (
 )
 
 DISK_RESERVE = 16 * 2**20  # bytes of a disk that snapshots leave to state.db and the logs
+MOST_PROMPT_BYTES = 16 * 2**20  # a body that is kept beside its snapshot; agents' are 0.05 to 2 MB
 LOCK_NAME = ".slotkeeper.lock"  # in an attached engine's slot directory: two proxies would delete each other's files
 
 
@@ -201,6 +203,20 @@ class SnapshotStore(StoreBase):
         """What a restore of it was seen to be worth: the next `cache_n` proved it, or did not."""
         if self._index.change(id_, effective=effective):
             self._writer.put(lambda batch: batch.effective.update({id_: effective}))
+
+    async def put_prompt(self, id_: str, body: bytes) -> None:
+        """Keep the chat body (JSON) that a snapshot was made of, compressed, for as long as its record: an engine
+        whose KV is another can process it again. Raises StoreError."""
+        if len(body) <= MOST_PROMPT_BYTES:
+            await self._writer.run(lambda db: db.put_prompt(id_, zlib.compress(body, 1)))
+
+    async def load_prompt(self, id_: str) -> bytes | None:
+        """The chat body that a snapshot was made of; None when none was kept. Raises StoreError."""
+        found = await self._writer.run(lambda db: db.prompt(id_))
+        try:
+            return None if found is None else zlib.decompress(found)
+        except zlib.error:
+            return None
 
     async def pin(self, prefix: str) -> Snapshot:
         """Never evict or supersede it. Raises StoreError: unknown id."""

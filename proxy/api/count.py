@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.api import read_messages
 from proxy.api.door import AsgiOut, read_request, until_left
 from proxy.api.read import ModelRequest, folded
-from proxy.engine_errors import whatever
+from proxy.engine_errors import at_fault, whatever
 from proxy.errors import Busy, ClientLeft, SlotkeeperError
 from proxy.rendering import render_chat
 
@@ -73,4 +73,4 @@ class Counting:
             body = orjson.dumps(folded(request.body, self._service.engines.template))
             return (await render_chat(engine, request.who.tenant, request.prompt.base, body)).n_tokens
         except Exception as error:
-            return whatever(error, "count_tokens")
+            return at_fault(whatever(error, "count_tokens"))

@@ -24,10 +24,15 @@ class Writer(Protocol):
     """One answer, from the engine's chat completion to the client's dialect."""
 
     def feed(self, chunk: Json) -> bytes:
-        """Whole events for one parsed chat.completion.chunk, b"" when it says nothing. Progress chunks never come here.
+        """Whole events for one parsed chat.completion.chunk, b"" when it says nothing.
 
         Raises llamacpp.errors.EngineBroken for a chunk that no llama-server sends.
         """
+        ...
+
+    def alive(self, chunk: Json) -> bytes:
+        """Events that say nothing but that the prompt is being processed, from a progress chunk; the first ones open
+        the answer."""
         ...
 
     def end(self) -> bytes:

@@ -21,6 +21,7 @@ from proxy.choices import run_choices
 from proxy.engine_errors import whatever
 from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
 from proxy.exchange import Exchange
+from proxy.jobs import Job
 from proxy.settle import Record
 
 if TYPE_CHECKING:
@@ -172,15 +173,25 @@ class ModelDoor:
         if request.writer is not None:
             out.error_event = request.writer.error
         if request.n_answers > 1:
-            work = run_choices(self._service, request, out, record)
+            choices = run_choices(self._service, request, out, record)
+            await until_left(asyncio.create_task(choices, name=record.id), receive, out)
+            return
+        job = await self._service.jobs.find(request)
+        if job is not None:
+            job.join(out)
         else:
-            work = Exchange(self._service, request, out, record).run()
-        await until_left(asyncio.create_task(work, name=record.id), receive, out)
+            job = Job(self._service, request, out, record)
+            work = Exchange(self._service, request, job.desk, record, job=job).run()
+            job.task = asyncio.create_task(work, name=record.id)
+        await until_left(job.task, receive, out, job.leave)
 
 
-async def until_left(work: asyncio.Task[None], receive: Receive, out: AsgiOut) -> None:
+async def until_left(
+    work: asyncio.Task[None], receive: Receive, out: AsgiOut, leave: Callable[[], bool] = lambda: False
+) -> None:
     """Runs `work` to its end, or cancels it: at once when the client disconnects before its answer has ended, soon when
-    it stops reading."""
+    it stops reading. `leave`: asked of a client that disconnects, whether the work goes on without it."""
+    goes_on = False
     gone = asyncio.create_task(_disconnected(receive))
     try:
         # One look now and then for all: a timer around every single event is a tenth of the proxy's work.
@@ -189,12 +200,16 @@ async def until_left(work: asyncio.Task[None], receive: Receive, out: AsgiOut) -
                 {work, gone}, timeout=STALLED_SECONDS / 10, return_when=asyncio.FIRST_COMPLETED
             )
             if done:
+                goes_on = work not in done and not out.ended and leave()
                 break
     finally:
         gone.cancel()
-        if not work.done() and not out.ended:
-            work.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        if not goes_on:
+            if not work.done() and not out.ended:
+                work.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+    if goes_on:
+        return
     if not work.cancelled() and (error := work.exception()) is not None and not isinstance(error, OSError | ClientLeft):
         raise error
 

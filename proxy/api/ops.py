@@ -15,6 +15,7 @@ from starlette.routing import Route
 from policies.slot_state import SlotState
 from proxy import __version__, errors
 from proxy.api.door import path_of
+from proxy.api.warm import WarmDoor
 from proxy.engine import Engine
 from proxy.errors import Forbidden, NotFound, SlotkeeperError, StoreError
 from proxy.explain import ExplainDesk
@@ -186,6 +187,7 @@ def control_app(service: Service) -> Starlette:
 
     return Starlette(
         routes=[
+            Route("/warm", WarmDoor(service), methods=["POST"]),
             Route("/explain", explained),
             Route("/explain/{id}", explained_one),
             Route("/snapshots", listed),

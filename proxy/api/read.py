@@ -18,6 +18,7 @@ from policies.system_text import fold
 from policies.types import Prompt, digest
 from proxy.api import read_messages, read_responses
 from proxy.api.dialect import Writer
+from proxy.api.read_chat import checked
 from proxy.errors import BadRequest, Dialect, too_deep
 from proxy.lines import Identity
 from proxy.normals import Normals
@@ -265,7 +266,8 @@ def _request(door: Door, path: str, body: Json, who: Identity, told: Told | None
     blobs: tuple[bytes, ...] = ()
     raws, normals = blobs, blobs
     if door == "chat":
-        blobs = _blobs(body)
+        body = checked(body)
+        blobs = tuple(map(orjson.dumps, body["messages"]))
         # Each message's bytes are hashed once, and quickly: of a long history that is most of the price. Nobody gains
         # by a collision: lines are found within one tenant and session, and the engine compares the tokens themselves.
         raws = tuple(map(xxhash.xxh3_128_digest, blobs))
@@ -305,19 +307,6 @@ def _with_adapters(who: Identity, lora: object) -> Identity:
     return replace(who, tenant=f"{who.tenant}{mark}{digest(orjson.dumps(lora)).hex()[:16]}")
 
 
-def _blobs(body: Json) -> tuple[bytes, ...]:
-    """Each message as JSON; raises BadRequest for messages that no engine could read."""
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        raise BadRequest("'messages' is missing or not a list. Send at least one message.", param="messages")
-    if not messages:
-        raise BadRequest("'messages' is empty. Send at least one message.", param="messages")
-    if not all(isinstance(m, dict) for m in messages):
-        raise BadRequest("'messages' holds something that is not an object.", param="messages")
-    _check_chat(body, messages)
-    return tuple(map(orjson.dumps, messages))
-
-
 def _chat_prompt(
     body: Json, blobs: tuple[bytes, ...], raws: tuple[bytes, ...], normals: tuple[bytes, ...]
 ) -> tuple[Prompt, bytes]:
@@ -338,17 +327,6 @@ def _chat_prompt(
 def chained(base: bytes, entries: Iterable[bytes]) -> tuple[bytes, ...]:
     """The digest of a base and the entries up to each (policies/types.Prompt.chain)."""
     return tuple(accumulate(entries, lambda last, entry: xxhash.xxh3_128_digest(last + entry), initial=base))[1:]
-
-
-def _check_chat(body: Json, messages: list[Json]) -> None:
-    """What llama-server refuses with status 500 ("Failed to parse messages/tools") is the client's mistake: 400."""
-    for i, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise BadRequest(f"messages[{i}] has no 'role', or one that is not a text. Name one.", param="messages")
-        if not isinstance(message.get("tool_calls") or [], list):
-            raise BadRequest(f"'tool_calls' of messages[{i}] is not a list. Send a list.", param="messages")
-    if not isinstance(body.get("tools") or [], list):
-        raise BadRequest("'tools' is not a list. Send a list of functions, or none.", param="tools")
 
 
 def _text_prompt(body: Json, door: Door) -> tuple[Prompt, bytes]:

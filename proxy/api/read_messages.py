@@ -141,6 +141,8 @@ def _read_fields(body: Json, sent: Json, dropped: Dropped) -> None:
     if stops:
         if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
             raise BadRequest("'stop_sequences' has to be a list of texts.", param="stop_sequences")
+        if not all(stops):
+            raise BadRequest("'stop_sequences' holds an empty text. Leave it out.", param="stop_sequences")
         sent["stop"] = stops
     metadata = body.get("metadata")
     for name in metadata if isinstance(metadata, dict) else ():

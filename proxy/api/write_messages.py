@@ -144,6 +144,15 @@ class MessagesWriter:
                 "Check that the upstream URL leads to a llama-server of a supported version."
             ) from error
 
+    def alive(self, chunk: Json) -> bytes:
+        """A ping; the first one behind message_start, whose id, model and figures are the progress chunk's."""
+        if self._start:
+            return PING
+        self._id, self._model = _str(chunk.get("id")), _str(chunk.get("model"))
+        out: list[bytes] = []
+        self._begin(out)
+        return b"".join(out)
+
     def end(self) -> bytes:
         """Closes what is open and says how the answer ended."""
         out: list[bytes] = []

@@ -31,7 +31,7 @@ from proxy.api.responses_output import (
 
 _CUT: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """finish_reason of an answer that is not whole -> incomplete_details.reason."""
-_BAD_REQUEST, _SERVER_ERROR = 400, 500
+_BAD_REQUEST, _TOO_MANY, _SERVER_ERROR = 400, 429, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,12 @@ class ResponsesWriter:
                 "llama-server sent a stream event of an unknown shape; the request was ended. "
                 "Check that the upstream URL leads to a llama-server of a supported version."
             ) from error
+
+    def alive(self, chunk: Json) -> bytes:
+        """response.in_progress, once more; the first one behind response.created."""
+        if not self._begun:
+            return b"".join(self._begin({name: chunk.get(name) for name in ("id", "model", "created")}))
+        return self._terminal("response.in_progress", self._head("in_progress", [], None), {})
 
     def end(self) -> bytes:
         """Closes what is open and tells the outcome: response.completed or, for an answer cut short,
@@ -340,6 +346,8 @@ def error_body(error: errors.SlotkeeperError) -> bytes:
 def _code(error: errors.SlotkeeperError) -> str:
     """One of the published codes (openai.types.responses.ResponseError). Codex ends the turn for invalid_prompt and
     sends the request again for others."""
+    if error.status == _TOO_MANY:
+        return "rate_limit_exceeded"
     return "invalid_prompt" if _BAD_REQUEST <= error.status < _SERVER_ERROR else "server_error"
 
 

@@ -1,8 +1,9 @@
-"""The project's own benchmark: `python -m tests.bench` (make bench), or `... prefill|overhead|dialects|gguf` for parts.
+"""The project's own benchmark: `python -m tests.bench` (make bench); parts of it by their names.
 
 prefill: recorded agent sessions against the real proxy and engine on tiny models; tokens, whatever the machine.
 overhead: what the proxy adds to an instant upstream; milliseconds, so it does. Nothing else should run beside it.
 dialects: CPU per request of each dialect on the same upstream.
+streams: many clients at once, who leave at random and read slowly; fails for a lost slot or a word of another's.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from llamacpp.engines.cache import cache_dir
 from llamacpp.engines.models import fetch_demo
 from tests.bench.dialects import PATHS, cpu_per_request
 from tests.bench.process import ENGINE_KEY, ROOT, Proxy, free_port
+from tests.bench.streams import measure
 from tests.models import make_tiny_models
 
 BENCH = Path(__file__).parent
@@ -128,6 +130,22 @@ def dialects(options: argparse.Namespace) -> None:
         print(json.dumps({"body_kb": kilobytes, "cpu_ms_per_request": cpu, "times_chat": times}), flush=True)
 
 
+def streams(options: argparse.Namespace) -> None:
+    """One line of JSON: what came of the clients' requests, the slots afterwards, resident memory on the way."""
+    model = make_tiny_models(fetch_demo(cache_dir() / "models"))["dense"]
+    with tempfile.TemporaryDirectory(prefix="slotkeeper-bench-") as folder:
+        arguments = ["--model", str(model), "--engine", options.engine, "--parallel", "16", "--ctx-size", "24576"]
+        # A sign of life with each report, so that clients can leave in prefill and join.
+        arguments += ["--keep-alive", "0.001", "--finish-prefill", "always"]
+        engine_flags = ["-t", "1", "--jinja", "--chat-template-file", str(TEMPLATE), *options.engine_flag]
+        proxy = Proxy.start(Path(folder) / "run", arguments, engine_flags)
+        try:
+            found = measure(proxy.base, proxy.facts["pid"], options.clients, options.seconds, options.seed)
+        finally:
+            proxy.stop()
+    print(json.dumps(found), flush=True)
+
+
 def gguf(options: argparse.Namespace) -> None:
     """Seconds and megabytes to read a header with a vocabulary of 250,000 tokens."""
     del options
@@ -138,6 +156,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "prefill": prefill,
     "overhead": overhead,
     "dialects": dialects,
+    "streams": streams,
     "gguf": gguf,
 }
 
@@ -148,6 +167,9 @@ if __name__ == "__main__":
     parser.add_argument("--engine", default="embedded", help="embedded or binary")
     parser.add_argument("--engine-flag", action="append", default=[], help="a further flag for llama-server")
     parser.add_argument("--only", help="rows whose 'model name' contains this; the first run of overhead")
+    parser.add_argument("--clients", type=int, default=64, help="of streams")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of streams")
+    parser.add_argument("--seed", type=int, default=1, help="of what streams' clients do")
     arguments = parser.parse_args()
     for part in arguments.part or list(PARTS):
         PARTS[part](arguments)

@@ -67,6 +67,7 @@ class FakeLlama:
         self.restores = 0
         self.processed_total = 0
         self.reason_save_fails: str | None = None
+        self.reason_template_fails: str | None = None
         self.save_gate: asyncio.Event | None = None
         self.metrics_gate: asyncio.Event | None = None
         self.more_metrics = ""
@@ -135,6 +136,8 @@ class FakeLlama:
             return await self._slot_action(request, answer)
         if self.junk is not None and request.path in ("/v1/models", "/props"):
             return await answer.whole(200, self.junk)
+        if self.reason_template_fails is not None and request.path == "/apply-template":
+            return await _refuse(answer, 500, "server_error", self.reason_template_fails)
         found = self._small(request)
         if found is None:
             return await _refuse(answer, 404, "not_found_error", "File Not Found")
@@ -248,7 +251,6 @@ class FakeLlama:
             most = min(self.n_ctx - len(tokens), self.most)
             place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of, "most": most}
             run = Run(kind, body, tokens, cue, **place)
-            self.processed_total += run.prompt_n
             slot.id_task = len(self.model_requests)
             work = asyncio.ensure_future(cue.script(answer) if cue.script else run.answer(answer))
             gone = asyncio.create_task(request.left.wait())
@@ -266,6 +268,7 @@ class FakeLlama:
                 work.cancel()
                 gone.cancel()
                 await asyncio.gather(work, gone, return_exceptions=True)
+                self.processed_total += run.n_done
 
     async def _too_long(self, answer: Answer, count: int) -> None:
         message = (

@@ -21,6 +21,8 @@ class Cue:
 
     `pace`: one permit is taken before each event of a stream. `script` answers instead of the engine, byte for byte.
     `hold_left`: the slot stays busy after its client left, as an engine's does until its batch is done.
+    `steps`: tokens of the prompt that are done, one report for each, until all are; a prefill that is left in between
+    leaves so much in its slot.
     `end_at`: the stream ends there in good order, without its last events. `sent` collects the events of a stream.
     `finish`: the reason why the answer ended.
     """
@@ -40,6 +42,7 @@ class Cue:
     hold_left: asyncio.Event | None = None
     end_at: int | None = None
     finish: str = "length"
+    steps: asyncio.Queue[int] | None = None
     sent: list[bytes] = field(default_factory=list)
 
 
@@ -68,6 +71,8 @@ class Run:
         self.words = words[:limit] if limit not in (None, -1) else words
         shared = _common(self.slot.tokens, tokens) if body.get("cache_prompt", True) else 0
         self.cache_n = min(shared, max(0, len(tokens) - 1))  # the last token is always computed
+        self.n_done = 0
+        """Prompt tokens computed so far."""
 
     @property
     def prompt_n(self) -> int:
@@ -99,9 +104,16 @@ class Run:
             await self._progress(answer, self.cache_n)
         if self.cue.hold_before is not None:
             await self.cue.hold_before.wait()
-        self.slot.tokens = self.tokens[:]
+        while self.cue.steps is not None and (done := await self.cue.steps.get()) < total:
+            self._compute(done)
+            if answer:
+                await self._progress(answer, done)
+        self._compute(total)
         if answer and self.body.get("return_progress"):
             await self._progress(answer, total)
+
+    def _compute(self, done: int) -> None:
+        self.slot.tokens, self.n_done = self.tokens[:done], max(0, done - self.cache_n)
 
     async def _progress(self, answer: Answer, processed: int) -> None:
         value = {"total": len(self.tokens), "cache": self.cache_n, "processed": processed, "time_ms": 1}

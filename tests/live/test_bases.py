@@ -66,8 +66,9 @@ async def test_base_snapshot_is_made_when_idle(proxy_server: StartProxy) -> None
 
 
 async def test_leaving_while_a_base_is_processed(proxy_server: StartProxy) -> None:
-    """Hybrid: the base is processed ahead of its prompt; that ends with its client, like any other prefill."""
-    proxy = await proxy_server("--parallel", "1", "--ctx-size", "32768", model="hybrid", engine_flags=CHATML)
+    """Hybrid: the base is processed ahead of its prompt; that ends with its client where any other prefill does."""
+    flags = ("--parallel", "1", "--ctx-size", "32768", "--finish-prefill", "never")
+    proxy = await proxy_server(*flags, model="hybrid", engine_flags=CHATML)
     body = {"messages": [{"role": "system", "content": foxes(16_000, "Long")}, {"role": "user", "content": "hi"}]}
     client = asyncio.create_task(proxy.client.post("/v1/chat/completions", json=body))
     await until_engine(proxy, lambda engine: states_of(engine) == ["leased"])

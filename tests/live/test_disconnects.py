@@ -36,7 +36,7 @@ which a loaded machine cannot promise to a test."""
 @pytest.mark.parametrize("company", ["alone", "beside a stream", "beside a look at the state"])
 async def test_client_leaves(proxy_server: StartProxy, company: str) -> None:
     """Streamed or not, in prefill or generation: the slot comes back, and serves the next request."""
-    flags = ("--parallel", "2", "--ctx-size", "32768")
+    flags = ("--parallel", "2", "--ctx-size", "32768", "--finish-prefill", "never")
     proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML, environment=KEY)
     async with in_company(proxy, company) as busy, engine_client(proxy) as engine:
         for stream in (False, True):
@@ -115,7 +115,7 @@ async def poll(proxy: ProxyServer) -> None:
 
 async def test_leaving_a_slot_that_was_taken_over(proxy_server: StartProxy) -> None:
     """Its former owner is not looked for in what the other left there: the file that was saved for him serves."""
-    flags = ("--parallel", "1", "--ctx-size", "32768")
+    flags = ("--parallel", "1", "--ctx-size", "32768", "--finish-prefill", "never")
     proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
     talk = Conversation(proxy, foxes(1500, "Talk"), "one")
     opened = await talk.say("hello")

@@ -46,6 +46,29 @@ async def test_known_evils(proxy: ProxyServer) -> None:
         await is_well(proxy)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_cut_arguments(stream: bool, proxy: ProxyServer) -> None:
+    """A history with a call that was cut off: the engine's parser fails with 500, the client's mistake is a 400."""
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": "b'}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "found"},
+    ]
+    answer = await proxy.client.post("/v1/chat/completions", json={"messages": messages, "stream": stream})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["source"]) == (400, "invalid_request_error", "engine")
+    await is_well(proxy)
+
+
+async def test_nulls(proxy: ProxyServer) -> None:
+    """A client that writes out every field: the engine's parser would fail on those that are no texts."""
+    nothing = {"reasoning_content": None, "name": None, "tool_call_id": None, "tool_calls": None}
+    messages = [{"role": role, "content": "hi"} | nothing for role in ("user", "assistant", "user")]
+    answer = await proxy.client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+
+
 @settings(
     max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

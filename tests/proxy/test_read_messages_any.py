@@ -54,6 +54,7 @@ for _ in range(300):
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice"),
         ({"stop_sequences": "END"}, "stop_sequences"),
+        ({"stop_sequences": ["END", ""]}, "stop_sequences"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"stream": 1}, "stream"),

@@ -21,7 +21,7 @@ from tests.wire.conftest import Serve
 from tests.wire.dialects import BODIES, COUNT, MESSAGES, PARSERS, RESPONSES, error_of, said
 from tests.wire.test_doors import all_ready
 from tests.wire.test_errors import BROKEN, OWN, garbage
-from tests.wire.test_leaving import STREAMED, WHERE, held, leave, within
+from tests.wire.test_leaving import NEVER, STREAMED, WHERE, held, leave, within
 from tests.wire.wire import CHAT, Wire, chat
 
 EACH = pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
@@ -302,10 +302,11 @@ async def test_a_waiting_line_that_is_full(path: str, serve: Serve) -> None:
 @STREAMED
 @pytest.mark.parametrize("more", [{}, {"stop_sequences": ["END"], "stop": ["END"]}], ids=["plain", "stop"])
 async def test_a_client_that_leaves(
-    more: Json, stream: bool, where: str, path: str, wire: Wire, fake: FakeLlama
+    more: Json, stream: bool, where: str, path: str, serve: Serve, fake: FakeLlama
 ) -> None:
     """The engine is told at once, and the slot is usable again. With stop words, too: the one that was met is read from
     the last event."""
+    wire = await serve(fake, **NEVER)
     fake.cues.append(held(where))
     body = BODIES[path] | more
     seen = asyncio.Event()

@@ -13,6 +13,7 @@ from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
 from tests.servers import until
 from tests.wire.conftest import Serve
+from tests.wire.dialects import BODIES, COUNT, MESSAGES, RESPONSES, error_of
 from tests.wire.wire import CHAT, Wire, chat, data
 
 PATHS = {
@@ -235,3 +236,38 @@ async def test_killed_in_mid_stream(proxy_server: StartProxy, fake: FakeLlama) -
             events = await stream.rest()
         assert json.loads(events[-1][6:])["error"]["code"] == "engine_failed"
         assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+
+
+REFUSED = {"code": 500, "message": "Failed to parse tool call arguments as JSON", "type": "server_error"}
+
+
+@pytest.mark.parametrize("is_chats_fault", [True, False])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_a_chat_that_the_template_cannot_take(
+    is_chats_fault: bool, path: str, wire: Wire, fake: FakeLlama
+) -> None:
+    """llama-server's 500 for it is a 400 in the engine's words, so that no SDK sends it again; another stays a 500."""
+    fake.reason_template_fails = REFUSED["message"] if is_chats_fault else None
+    fake.cues.append(Cue(status=500, error=REFUSED))
+    answer = await wire.post(path, BODIES.get(path, PATHS[CHAT]))
+    error = error_of(path, answer)
+    assert (answer.status_code, error["source"]) == (400 if is_chats_fault else 500, "engine")
+    assert error["message"] == REFUSED["message"]
+    if is_chats_fault:
+        assert error["type"] == "invalid_request_error"
+
+
+async def test_counting_what_the_template_cannot_take(wire: Wire, fake: FakeLlama) -> None:
+    """The same refusal."""
+    fake.reason_template_fails = str(REFUSED["message"])
+    answer = await wire.post(COUNT, BODIES[MESSAGES])
+    assert (answer.status_code, error_of(MESSAGES, answer)["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_when_to_come_again(status: int, path: str, wire: Wire, fake: FakeLlama) -> None:
+    """The engine names no time; clients that retry want one."""
+    fake.cues.append(Cue(status=status, error={"code": status, "message": "busy", "type": "unavailable_error"}))
+    answer = await wire.post(path, BODIES.get(path, PATHS[CHAT]))
+    assert (answer.status_code, answer.headers["retry-after"]) == (status, "2")

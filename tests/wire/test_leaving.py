@@ -1,4 +1,7 @@
-"""A client that leaves, wherever its request is: the engine is told at once, the slot comes back when it is idle."""
+"""A client that leaves, wherever its request is: the engine is told at once, the slot comes back when it is idle.
+
+With `--finish-prefill never`: what goes on without its client is tests/wire/test_jobs.py's.
+"""
 
 import asyncio
 import json
@@ -19,6 +22,15 @@ from tests.wire.wire import CHAT, Wire, chat
 
 STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 WHERE = pytest.mark.parametrize("where", ["prefill", "generation"])
+
+
+NEVER = {"finish_prefill": "never"}
+
+
+@pytest.fixture
+async def wire(serve: Serve, fake: FakeLlama) -> Wire:
+    """A proxy that cancels what its client has left."""
+    return await serve(fake, **NEVER)
 
 
 async def within(waiting: Awaitable[None]) -> None:
@@ -85,7 +97,7 @@ async def test_the_engine_is_told(where: str, more: dict[str, bool], wire: Wire,
 async def test_the_lease_returns_when_the_slot_is_idle(where: str, stream: bool, serve: Serve) -> None:
     """While the engine reports the slot busy nobody gets it; then whoever waits does."""
     async with FakeLlama(n_slots=1) as fake:
-        wire = await serve(fake)
+        wire = await serve(fake, **NEVER)
         still_busy = asyncio.Event()
         fake.cues.append(held(where, hold_left=still_busy))
         await leave(await begin(wire, fake, where, chat("hi", stream=stream)))
@@ -186,7 +198,7 @@ async def test_leaving_between_choices(wire: Wire, fake: FakeLlama) -> None:
 @WHERE
 async def test_against_the_real_process(where: str, stream: bool, proxy_server: StartProxy, fake: FakeLlama) -> None:
     """The same with `slotkeeper serve`, beside another stream that goes on."""
-    proxy = await proxy_server("--upstream", fake.url)
+    proxy = await proxy_server("--upstream", fake.url, "--finish-prefill", "never")
     async with Wire(proxy.url) as wire, Wire(proxy.url) as other:
         pace = asyncio.Semaphore(4)
         fake.cues.append(Cue(pace=pace))
