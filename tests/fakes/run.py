@@ -22,6 +22,7 @@ class Cue:
     `pace`: one permit is taken before each event of a stream. `script` answers instead of the engine, byte for byte.
     `hold_left`: the slot stays busy after its client left, as an engine's does until its batch is done.
     `end_at`: the stream ends there in good order, without its last events. `sent` collects the events of a stream.
+    `deltas`: a streamed chat answer as these deltas (tool calls too) instead of `text`; `finish`: its finish reason.
     """
 
     status: int | None = None
@@ -38,6 +39,8 @@ class Cue:
     script: Callable[[Answer], Awaitable[None]] | None = None
     hold_left: asyncio.Event | None = None
     end_at: int | None = None
+    deltas: list[dict[str, Any]] | None = None
+    finish: str = "length"
     sent: list[bytes] = field(default_factory=list)
 
 
@@ -84,10 +87,14 @@ class Run:
         await self._prefill(answer)
         if self.kind == "chat":
             await self._event(answer, _chat_delta({"role": "assistant", "content": None}))
-        for number, word in enumerate(self.words):
+        if self.cue.deltas is None:
+            pieces = [self._piece(word) for word in self.words]
+        else:
+            pieces = [_chat_delta(delta) for delta in self.cue.deltas]
+        for number, piece in enumerate(pieces):
             await self._cued(answer, number)
-            await self._event(answer, self._piece(word))
-        await self._cued(answer, len(self.words))
+            await self._event(answer, piece)
+        await self._cued(answer, len(pieces))
         self._settle()
         await self._last(answer)
 
@@ -127,11 +134,11 @@ class Run:
     async def _last(self, answer: Answer) -> None:
         final = self._final()
         if self.kind == "chat":
-            await self._event(answer, _chat_delta({}, "length"))
+            await self._event(answer, _chat_delta({}, self.cue.finish))
             if (self.body.get("stream_options") or {}).get("include_usage"):
                 final = {"choices": []} | _CHAT | {"usage": self._usage(), "timings": self._timings()}
             else:
-                final = _chat_delta({}, "length") | {"timings": self._timings()}
+                final = _chat_delta({}, self.cue.finish) | {"timings": self._timings()}
         await self._event(answer, final)
         if self.kind != "native":
             await self._send(answer, b"data: [DONE]\n\n")

@@ -1,0 +1,112 @@
+"""One agent on a scripted engine, on engine B through Slotkeeper, and its requests on engine B alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from llamacpp.engines import EngineSpec
+from tests.agents.agents import Agent
+from tests.agents.checks import wrong
+from tests.agents.engines import ALIAS, Puppet, ScriptedLlama
+from tests.agents.play import AgentFailed, Room, play
+from tests.agents.readme import Block, Row
+from tests.agents.replay import replay
+from tests.agents.tap import Seen, Tap
+from tests.live.talk import CHATML
+from tests.servers import ONE_THREAD, LiveEngine, start_engine, start_proxy
+
+DEFAULTS = ("--cache-ram", "8192", "--cache-idle-slots")
+"""What llama-server does by itself (`--help`), and Slotkeeper switches off in its own engines."""
+_PROCESSED = re.compile(r"^llamacpp:prompt_tokens_total (\d+)", re.MULTILINE)
+
+
+class Wrong(Exception):
+    """Something is not as it must be; a sentence for each thing."""
+
+
+async def scripted(agent: Agent, block: Block, programs: Path, folder: Path) -> list[Seen]:
+    """The tool loop on a fake engine. Raises Wrong."""
+    async with ScriptedLlama(agent.steps) as fake:
+        return await through(agent, block, programs, folder, fake.url)
+
+
+async def real(agent: Agent, block: Block, programs: Path, folder: Path, model: Path) -> Row:
+    """The same on engine B, then its requests again without Slotkeeper. Raises Wrong."""
+    async with engine_b(model, folder / "engine") as engine:
+        async with Puppet(engine.child.base_url, engine.child.api_key, agent.steps) as puppet:
+            upstream = f"{puppet.url},slots={engine.slot_dir}"
+            seen = await through(agent, block, programs, folder, upstream)
+        processed = await processed_by(engine)
+    asked = [s for s in seen if s.is_model_request]
+    async with engine_b(model, folder / "alone", *DEFAULTS) as engine, client_of(engine) as client:
+        await replay(asked, client)
+        alone = await processed_by(engine)
+    turns = [s for s in asked if s.is_main]
+    continued = sum(s.placement == "continue" for s in turns[1:])
+    counts = len(asked), len(asked) - len(turns), len(turns) - 1, continued
+    return Row(agent.name, agent.version, *counts, processed, alone)
+
+
+async def through(agent: Agent, block: Block, programs: Path, folder: Path, upstream: str) -> list[Seen]:
+    """One session through Slotkeeper in front of `upstream`, checked."""
+    proxy = await start_proxy(("--upstream", upstream), folder / "state")
+    room = Room(folder)
+    try:
+        await proxy.ready()
+        async with Tap(proxy.url) as tap:
+            try:
+                await play(agent, block, programs, room)
+            except AgentFailed as error:
+                raise Wrong(f"{error}\n{_told(tap.seen)}") from error
+        (folder / "requests.json").write_bytes((await proxy.client.get("/slotkeeper/requests?last=200")).content)
+    finally:
+        await proxy.stop()
+        (folder / "proxy.log").write_text(proxy.said())
+    found = wrong(tap.seen, room.files(), sum(map(len, agent.steps)))
+    found += ["Slotkeeper logged a traceback"] * ("Traceback" in proxy.said())
+    if found:
+        raise Wrong("\n".join([*found, _told(tap.seen), f"logs: {folder}"]))
+    return tap.seen
+
+
+def _told(seen: list[Seen]) -> str:
+    return "\n".join(
+        f"  {s.method} {s.path} {s.status} {'turn' if s.is_main else 'aside'} {s.placement} {s.line}" for s in seen
+    )
+
+
+@asynccontextmanager
+async def engine_b(model: Path, folder: Path, *flags: str) -> AsyncIterator[LiveEngine]:
+    """An embedded engine with a template that shows tools, ended with the body."""
+    folder.mkdir(parents=True)
+    (folder / "slots").mkdir()
+    extra = (*ONE_THREAD, *CHATML, *flags)
+    spec = EngineSpec(
+        model, "embedded", parallel=4, ctx_size=65_536, slot_dir=folder / "slots", extra=extra, alias=ALIAS
+    )
+    engine = await start_engine(spec, folder)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def client_of(engine: LiveEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the engine itself."""
+    headers = {"authorization": f"Bearer {engine.child.api_key}"}
+    async with httpx.AsyncClient(base_url=engine.child.base_url, headers=headers, timeout=600, trust_env=False) as client:
+        yield client
+
+
+async def processed_by(engine: LiveEngine) -> int:
+    """Prompt tokens that it has computed, by its own metric."""
+    async with client_of(engine) as client:
+        match = _PROCESSED.search((await client.get("/metrics")).text)
+    assert match is not None
+    return int(match[1])
