@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -30,11 +31,10 @@ def main() -> int:
     known = blocks(README.read_text())
     names = options.agents or [a.name for a in AGENTS if a is not CLAUDE or options.claude]
     model = make_tiny_models(fetch_demo(cache_dir() / "models"))["dense"]
-    rows = []
-    with_folder = fresh_folder()
+    rows, folder = [], fresh_folder()
     for agent in (a for a in AGENTS if a.name in names):
         try:
-            rows.append(asyncio.run(one(agent, known[agent.name], with_folder / agent.name.replace(" ", "-"), model)))
+            rows.append(asyncio.run(one(agent, known[agent.name], folder / agent.name.replace(" ", "-"), model)))
         except Wrong as error:
             print(f"{agent.name}: {error}", file=sys.stderr)
     print("\n".join([HEAD, *(row.line() for row in rows)]))
@@ -54,8 +54,6 @@ async def one(agent: Agent, block: Block, folder: Path, model: Path) -> Row:
 
 def fresh_folder() -> Path:
     """Where this run keeps homes, repositories and logs; outside the clone. The last run's is gone."""
-    import shutil
-
     folder = cache_dir() / "agents" / "run"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -70,7 +68,7 @@ def is_free(port: int) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("agents", nargs="*", choices=[[], *(a.name for a in AGENTS)], help="else all but Claude Code")
+    parser.add_argument("agents", nargs="*", help=f"of {', '.join(a.name for a in AGENTS)}; else all but Claude Code")
     parser.add_argument("--claude", action="store_true", help="Claude Code, too")
     parser.add_argument("--write", action="store_true", help="put the rows into the README")
     return parser

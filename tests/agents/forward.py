@@ -21,7 +21,9 @@ class Forward:
     def __init__(self, base: str, port: int = 0, headers: dict[str, str] | None = None) -> None:
         self.base, self.headers = base, headers or {}
         self._server = Server(self._handle, port)
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(30, read=None), trust_env=False)
+        # No connection is used again: llama-server closes idle ones, now and then while a request is on its way.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(30, read=None), limits=limits, trust_env=False)
 
     @property
     def url(self) -> str:

@@ -32,7 +32,7 @@ def programs(agent: Agent, place: Path) -> Path:
 def commands(agent: Agent, place: Path) -> list[Command]:
     """What installs it into `place`, at its version."""
     if agent.registry == "python":
-        pip = (str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet")
+        pip = (str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "-qq")
         pinned = f"{agent.package}=={agent.version}"
         return [(sys.executable, "-m", "venv", str(place)), (*pip, "install", pinned)]
     npm = ("npm", "install", "--prefix", str(place), "--save-exact", "--no-audit", "--no-fund", "--loglevel", "error")

@@ -98,9 +98,11 @@ async def engine_b(model: Path, folder: Path, *flags: str) -> AsyncIterator[Live
 
 @asynccontextmanager
 async def client_of(engine: LiveEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the engine itself."""
-    headers = {"authorization": f"Bearer {engine.child.api_key}"}
-    async with httpx.AsyncClient(base_url=engine.child.base_url, headers=headers, timeout=600, trust_env=False) as client:
+    """A client of the engine itself; connections are not used again, since it closes idle ones."""
+    headers, limits = {"authorization": f"Bearer {engine.child.api_key}"}, httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(
+        base_url=engine.child.base_url, headers=headers, timeout=600, trust_env=False, limits=limits
+    ) as client:
         yield client
 
 
