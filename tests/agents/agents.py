@@ -112,7 +112,7 @@ AGENTS = (OPENCODE, CODEX, PI, AIDER, CLAUDE)
 
 
 def commands(agent: Agent, shell: str) -> list[tuple[str, str]]:
-    """(shell script, its standard input), one for each process: the README's lines, the last one with `agent`'s words."""
+    """(shell script, its standard input), one for each process: the README's lines, then `agent`'s words."""
     lines = shell.rstrip().splitlines()
     if agent.together:
         return [("\n".join([*lines[:-1], f"{lines[-1]} {agent.first}"]), "\n".join([*TASKS, "/exit", ""]))]

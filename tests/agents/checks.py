@@ -18,7 +18,11 @@ def wrong(seen: Sequence[Seen], files: Mapping[str, str], least_turns: int) -> l
     turns = [s for s in seen if s.is_main]
     if len(turns) < least_turns:
         found.append(f"{len(turns)} turns, not {least_turns}")
-    found += [f"turn {i + 1} was placed {s.placement!r}" for i, s in enumerate(turns) if i and s.placement != "continue"]
+    found += [
+        f"turn {i + 1} was placed {s.placement!r}" for i, s in enumerate(turns) if i and s.placement != "continue"
+    ]
     lines = {s.line for s in turns}  # several where the agent edits its history: each is a branch of the one before
     aside = [s for s in seen if s.is_model_request and not s.is_main]
-    return found + [f"side request {i + 1} is on the conversation's line" for i, s in enumerate(aside) if s.line in lines]
+    return found + [
+        f"side request {i + 1} is on the conversation's line" for i, s in enumerate(aside) if s.line in lines
+    ]

@@ -20,7 +20,7 @@ ALIAS = "your-model"
 
 
 class ScriptedLlama(FakeLlama):
-    """A fake llama-server that plays `steps`."""
+    """A fake llama-server that plays `steps`; of an answer it keeps one token."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__(n_slots=4, n_ctx=131_072, alias=ALIAS)
@@ -29,17 +29,8 @@ class ScriptedLlama(FakeLlama):
     async def _model(self, request: Request, out: Out) -> None:
         said = answer(request.body, self._steps)
         number = next(self._numbers)
-        self.cues.append(Cue(text=_words(said, number), deltas=said.deltas(number), finish=said.finish))
+        self.cues.append(Cue(text=[" said"], deltas=said.deltas(number), finish=said.finish))
         await super()._model(request, out)
-
-
-def _words(said: Answer, number: int) -> list[str]:
-    """What stays in the slot, as the fake renders it when it comes back."""
-    text = said.text
-    if said.call is not None:
-        function = {"name": said.call.name, "arguments": json.dumps(said.call.arguments)}
-        text += json.dumps([{"id": f"call{number:05}", "type": "function", "function": function}])
-    return FakeLlama.pieces_of(text)
 
 
 class Puppet(Forward):

@@ -12,9 +12,7 @@ BEGIN, END = "<!-- agents -->", "<!-- /agents -->"
 HEAD = "| agent | requests | turns continued | tokens computed, Slotkeeper | tokens computed, llama-server alone |"
 _NAME = re.compile(r"^\*\*(?P<name>[^*]+)\*\*(?P<rest>.*)$")
 _FILE = re.compile(r"`~/(?P<path>[^`]+)`")
-_ROW = re.compile(
-    r"\| [A-Za-z ]+ \d+\.\d+\.\d+ \| \d+(?: \(\d+ aside\))? \| \d+ of \d+ \| [\d,]+ \| [\d,]+ \|"
-)
+_ROW = re.compile(r"\| [A-Za-z ]+ \d+\.\d+\.\d+ \| \d+(?: \(\d+ aside\))? \| \d+ of \d+ \| [\d,]+ \| [\d,]+ \|")
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,12 @@ def table(text: str) -> list[str]:
 
 
 def with_table(text: str, rows: Sequence[Row]) -> str:
-    """The README with these rows; those of other agents stay as they are."""
-    new = {row.agent: row.line() for row in rows}
-    kept = [line for line in table(text)[2:] if not any(line.startswith(f"| {name} ") for name in new)]
-    lines = [HEAD, "|---|---|---|---|---|", *kept, *new.values()]
+    """The README with these rows, in the order of its settings; those of other agents stay as they are."""
+    new = [row.line() for row in rows]
+    kept = [line for line in table(text)[2:] if not any(line.startswith(f"| {row.agent} ") for row in rows)]
+    names = list(blocks(text))
+    ordered = sorted([*kept, *new], key=lambda line: next(i for i, n in enumerate(names) if line.startswith(f"| {n} ")))
+    lines = [HEAD, "|---|---|---|---|---|", *ordered]
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     return f"{text[:start]}\n" + "".join(f"{line}\n" for line in lines) + text[end:]
 

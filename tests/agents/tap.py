@@ -1,4 +1,4 @@
-"""Between an agent and Slotkeeper, on the address that the README names: what was asked, when, and how it was placed."""
+"""Between an agent and Slotkeeper, on the address that the README names: what was asked, when, how it was placed."""
 
 from __future__ import annotations
 

@@ -119,11 +119,6 @@ class FakeLlama:
             ids.append(number)
         return ids
 
-    @staticmethod
-    def pieces_of(text: str) -> list[str]:
-        """A text in pieces of one token each."""
-        return _PIECE.findall(text)
-
     # -- doors ------------------------------------------------------------------------------------------------------
 
     async def _handle(self, request: Request, answer: Answer) -> None:
