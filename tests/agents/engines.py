@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
@@ -20,7 +21,13 @@ ALIAS = "your-model"
 
 
 class ScriptedLlama(FakeLlama):
-    """A fake llama-server that plays `steps`; of an answer it keeps one token."""
+    """A fake llama-server that plays `steps`; of an answer it keeps one token.
+
+    Its tokens are as long as a real model's, more or less: agents compact by the counts that they are told.
+    """
+
+    plain = re.compile(r"\s?\w+|\s+|[^\w\s]+")
+    piece = re.compile(rf"<\|\w+\|>|{plain.pattern}")
 
     def __init__(self, steps: Steps) -> None:
         super().__init__(n_slots=4, n_ctx=131_072, alias=ALIAS)
