@@ -54,7 +54,7 @@ class Keeper:
             log.error("upkeep_broken", engine=engine.name, exc_info=error)
 
     async def _round(self, engine: Engine) -> None:
-        if not engine.ready or engine.table.runners() or engine.table.has_waiting():
+        if not engine.ready or engine.table.runners() or engine.table.n_waiting:
             return
         if time.monotonic() - self._reconciled > RECONCILE_SECONDS:
             self._reconciled = time.monotonic()
