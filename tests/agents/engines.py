@@ -36,7 +36,8 @@ class ScriptedLlama(FakeLlama):
     async def _model(self, request: Request, out: Out) -> None:
         said = answer(request.body, self._steps)
         number = next(self._numbers)
-        self.cues.append(Cue(text=[" said"], deltas=said.deltas(number), finish=said.finish))
+        name = f"chatcmpl-{number}"  # Claude Code joins answers of one id
+        self.cues.append(Cue(text=[" said"], deltas=said.deltas(number), finish=said.finish, id=name))
         await super()._model(request, out)
 
 

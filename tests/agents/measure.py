@@ -22,6 +22,8 @@ from tests.servers import ONE_THREAD, LiveEngine, start_engine, start_proxy
 
 DEFAULTS = ("--cache-ram", "8192", "--cache-idle-slots")
 """What llama-server does by itself (`--help`), and Slotkeeper switches off in its own engines."""
+MOST_TOLD = 40
+"""Requests that are listed when something is wrong."""
 _PROCESSED = re.compile(r"^llamacpp:prompt_tokens_total (\d+)", re.MULTILINE)
 
 
@@ -76,7 +78,8 @@ async def through(agent: Agent, block: Block, programs: Path, folder: Path, upst
 
 def _told(seen: list[Seen]) -> str:
     return "\n".join(
-        f"  {s.method} {s.path} {s.status} {'turn' if s.is_main else 'aside'} {s.placement} {s.line}" for s in seen
+        f"  {s.method} {s.path} {s.status} {'turn' if s.is_main else 'aside'} {s.placement} {s.line}"
+        for s in seen[:MOST_TOLD]
     )
 
 

@@ -22,7 +22,8 @@ class Cue:
     `pace`: one permit is taken before each event of a stream. `script` answers instead of the engine, byte for byte.
     `hold_left`: the slot stays busy after its client left, as an engine's does until its batch is done.
     `end_at`: the stream ends there in good order, without its last events. `sent` collects the events of a stream.
-    `deltas`: a streamed chat answer as these deltas (tool calls too) instead of `text`; `finish`: its finish reason.
+    `deltas`: a streamed chat answer as these deltas (tool calls too) instead of `text`; `finish`: its finish reason;
+    `id`: the answer's id.
     """
 
     status: int | None = None
@@ -41,6 +42,7 @@ class Cue:
     end_at: int | None = None
     deltas: list[dict[str, Any]] | None = None
     finish: str = "length"
+    id: str = "chatcmpl-fake"
     sent: list[bytes] = field(default_factory=list)
 
 
@@ -161,7 +163,8 @@ class Run:
             await answer.json(self._final() | {"content": "".join(self.words)})
 
     async def _event(self, answer: Answer, value: dict[str, Any]) -> None:
-        await self._send(answer, b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+        named = value | {"id": self.cue.id} if "id" in value else value
+        await self._send(answer, b"data: " + json.dumps(named, separators=(",", ":")).encode() + b"\n\n")
 
     async def _send(self, answer: Answer, event: bytes) -> None:
         if self.cue.pace is not None:
@@ -199,7 +202,7 @@ class Run:
 
 _CHAT = {
     "created": int(time.time()),
-    "id": "chatcmpl-fake",
+    "id": Cue.id,
     "model": "fake",
     "system_fingerprint": "b0-fake",
     "object": "chat.completion.chunk",
