@@ -22,6 +22,7 @@ from tests.servers import ONE_THREAD, LiveEngine, start_engine, start_proxy
 
 DEFAULTS = ("--cache-ram", "8192", "--cache-idle-slots")
 """What llama-server does by itself (`--help`), and Slotkeeper switches off in its own engines."""
+SESSIONS = 2
 MOST_TOLD = 40
 """Requests that are listed when something is wrong."""
 _PROCESSED = re.compile(r"^llamacpp:prompt_tokens_total (\d+)", re.MULTILINE)
@@ -34,29 +35,40 @@ class Wrong(Exception):
 async def scripted(agent: Agent, block: Block, programs: Path, folder: Path) -> list[Seen]:
     """The tool loop on a fake engine. Raises Wrong."""
     async with ScriptedLlama(agent.steps) as fake:
-        return await through(agent, block, programs, folder, fake.url)
+        return await through(agent, block, programs, folder, fake.url, folder / "state")
 
 
 async def real(agent: Agent, block: Block, programs: Path, folder: Path, model: Path) -> Row:
-    """The same on engine B, then its requests again without Slotkeeper. Raises Wrong."""
-    async with engine_b(model, folder / "engine") as engine:
-        async with Puppet(engine.child.base_url, engine.child.api_key, agent.steps) as puppet:
-            upstream = f"{puppet.url},slots={engine.slot_dir}"
-            seen = await through(agent, block, programs, folder, upstream)
-        processed = await processed_by(engine)
-    asked = [s for s in seen if s.is_model_request]
-    async with engine_b(model, folder / "alone", *DEFAULTS) as engine, client_of(engine) as client:
-        await replay(asked, client)
-        alone = await processed_by(engine)
-    turns = [s for s in asked if s.is_main]
-    continued = sum(s.placement == "continue" for s in turns[1:])
-    counts = len(asked), len(asked) - len(turns), len(turns) - 1, continued
+    """Two sessions on engine B, then their requests again without Slotkeeper. Raises Wrong.
+
+    Before the second one, in another repository, engine and proxy are started anew.
+    """
+    sessions, processed, alone = [], 0, 0
+    for number in range(SESSIONS):
+        async with engine_b(model, folder / "engine") as engine:
+            async with Puppet(engine.child.base_url, engine.child.api_key, agent.steps) as puppet:
+                upstream, room = f"{puppet.url},slots={engine.slot_dir}", folder / f"session-{number}"
+                seen = await through(agent, block, programs, room, upstream, folder / "state")
+            processed += await processed_by(engine)
+        sessions.append([s for s in seen if s.is_model_request])
+    for asked in sessions:
+        async with engine_b(model, folder / "alone", *DEFAULTS) as engine, client_of(engine) as client:
+            await replay(asked, client)
+            alone += await processed_by(engine)
+    return _row(agent, sessions, processed, alone)
+
+
+def _row(agent: Agent, sessions: list[list[Seen]], processed: int, alone: int) -> Row:
+    later = [s for asked in sessions for s in [t for t in asked if t.is_main][1:]]
+    continued = sum(s.placement == "continue" for s in later)
+    aside = sum(not s.is_main for asked in sessions for s in asked)
+    counts = sum(map(len, sessions)), aside, len(later), continued
     return Row(agent.name, agent.version, *counts, processed, alone)
 
 
-async def through(agent: Agent, block: Block, programs: Path, folder: Path, upstream: str) -> list[Seen]:
-    """One session through Slotkeeper in front of `upstream`, checked."""
-    proxy = await start_proxy(("--upstream", upstream), folder / "state")
+async def through(agent: Agent, block: Block, programs: Path, folder: Path, upstream: str, state: Path) -> list[Seen]:
+    """One session through Slotkeeper in front of `upstream`, checked; `state`: its state directory."""
+    proxy = await start_proxy(("--upstream", upstream), state)
     room = Room(folder)
     try:
         await proxy.ready()
@@ -68,6 +80,7 @@ async def through(agent: Agent, block: Block, programs: Path, folder: Path, upst
         (folder / "requests.json").write_bytes((await proxy.client.get("/slotkeeper/requests?last=200")).content)
     finally:
         await proxy.stop()
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "proxy.log").write_text(proxy.said())
     found = wrong(tap.seen, room.files(), sum(map(len, agent.steps)))
     found += ["Slotkeeper logged a traceback"] * ("Traceback" in proxy.said())
@@ -86,8 +99,7 @@ def _told(seen: list[Seen]) -> str:
 @asynccontextmanager
 async def engine_b(model: Path, folder: Path, *flags: str) -> AsyncIterator[LiveEngine]:
     """An embedded engine with a template that shows tools, ended with the body."""
-    folder.mkdir(parents=True)
-    (folder / "slots").mkdir()
+    (folder / "slots").mkdir(parents=True, exist_ok=True)
     extra = (*ONE_THREAD, *CHATML, *flags)
     spec = EngineSpec(
         model, "embedded", parallel=4, ctx_size=65_536, slot_dir=folder / "slots", extra=extra, alias=ALIAS
