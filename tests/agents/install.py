@@ -15,7 +15,7 @@ Command = tuple[str, ...]
 def installed(agent: Agent) -> Path:
     """The folder of its programs; installed first where it is not there. Raises CalledProcessError."""
     place = cache_dir() / "agents" / f"{agent.name.lower().replace(' ', '-')}-{agent.version}"
-    with locked(place.with_suffix(".lock")):
+    with locked(place.with_name(f"{place.name}.lock")):
         if not (place / "whole").exists():
             place.mkdir(parents=True, exist_ok=True)
             for command in commands(agent, place):
