@@ -35,9 +35,10 @@ def main() -> int:
     for agent in (a for a in AGENTS if a.name in names):
         try:
             rows.append(asyncio.run(one(agent, known[agent.name], folder / agent.name.replace(" ", "-"), model)))
+            print(rows[-1].line(), flush=True)
         except Wrong as error:
             print(f"{agent.name}: {error}", file=sys.stderr)
-    print("\n".join([HEAD, *(row.line() for row in rows)]))
+    print("\n".join(["", HEAD, *(row.line() for row in rows)]))
     if options.write:
         README.write_text(with_table(README.read_text(), rows))
     return 0 if len(rows) == len(names) else 1

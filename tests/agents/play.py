@@ -56,8 +56,8 @@ class Room:
             file = self.home / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
-        for path in (self.home, self.repository, self.folder / "tmp"):
-            path.mkdir(parents=True, exist_ok=True)
+        for folder in (self.home, self.repository, self.folder / "tmp"):
+            folder.mkdir(parents=True, exist_ok=True)
         (self.repository / "greet.py").write_text(BEFORE)
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), **GIT}
         for words in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "Greet")):

@@ -91,9 +91,9 @@ def test_deltas_hold_the_whole_answer(step: Answer) -> None:
 
 def seen(number: int, *, tools: bool = True, **more: Any) -> Seen:
     """A request that began at second 2n and was answered a second later."""
-    body = {"tools": [{}]} if tools else {}
+    body: Json = {"tools": [{}]} if tools else {}
     placed = "continue" if number else "cold"
-    facts = {"ended": 2.0 * number + 1, "status": 200, "line": "main", "placement": placed}
+    facts: Json = {"ended": 2.0 * number + 1, "status": 200, "line": "main", "placement": placed}
     return Seen("POST", "/v1/chat/completions", body, 2.0 * number, **(facts | more))
 
 
