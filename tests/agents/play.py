@@ -14,7 +14,7 @@ from tests.agents.agents import Agent, commands
 from tests.agents.readme import Block
 from tests.agents.script import BEFORE
 
-PATIENCE = 180.0  # seconds for one process of an agent
+PATIENCE = 300.0  # seconds for one process of an agent
 KEPT = ("PATH", "LANG", "LC_ALL", "USER", "LOGNAME", "SSL_CERT_FILE")
 GIT = {"GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.org"}
 GIT |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in GIT.items()}

@@ -7,16 +7,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.agents.agents import AGENTS, AIDER, CODEX, OPENCODE, Agent, quoted
 from tests.agents.checks import WANTED, wrong
-from tests.agents.engines import ScriptedLlama, instead, split
+from tests.agents.engines import Puppet, ScriptedLlama, instead, split
 from tests.agents.install import commands
+from tests.agents.play import Room
+from tests.agents.readme import Block
 from tests.agents.replay import before, short
 from tests.agents.script import AFTER, BEFORE, DONE, TASKS, Answer, Steps, answer, is_main, place
 from tests.agents.tap import Seen
 from tests.conftest import StartProxy
+from tests.fakes.llama import FakeLlama
 from tests.live.talk import events_of
 
 Json = dict[str, Any]
@@ -161,6 +165,32 @@ async def test_the_puppets_events() -> None:
     made = [json.loads(e.removeprefix(b"data: ")) for e in instead(last, [{"content": "x"}], "stop")]
     assert [m["choices"][0]["finish_reason"] for m in made] == [None, "stop"]
     assert [m.get("timings") for m in made] == [None, {"prompt_n": 5}]
+
+
+async def test_the_puppet_asks_for_one_token() -> None:
+    """The engine computes the prompt; the client gets the script, and everything else as the engine has it."""
+    async with FakeLlama(api_key="engine-key") as fake, Puppet(fake.url, "engine-key", CODEX.steps) as puppet:
+        async with httpx.AsyncClient(base_url=puppet.url, trust_env=False) as client:
+            assert (await client.get("/props", headers={"authorization": "Bearer other"})).json()["total_slots"] == 2
+            body = {"messages": [{"role": "user", "content": TASKS[0]}], "tools": [{}], "max_completion_tokens": 99}
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            async with client.stream("POST", "/v1/chat/completions", json=body) as found:
+                message, finish = assembled([event async for event in events_of(found)])
+        [asked] = fake.model_requests
+    assert (asked.body["max_tokens"], "max_completion_tokens" in asked.body) == (1, False)
+    assert (message["content"], finish) == (CODEX.steps[0][0].text, "tool_calls")
+
+
+def test_an_agent_sees_nothing_of_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its home is the README's; keys and settings of the person who runs this stay away from it."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    room = Room(tmp_path)
+    room.furnish(Block(((".one/settings.json", "{}"),), "one"))
+    environment = room.environment(Path("/programs"), AIDER)
+    assert "secret" not in environment.values()
+    assert environment["PATH"].startswith("/programs:")
+    assert (Path(environment["HOME"]) / ".one" / "settings.json").read_text() == "{}"
+    assert room.files() == {"greet.py": BEFORE}
 
 
 @pytest.mark.parametrize("word", [*TASKS, "it's", "a b", "$HOME"])
