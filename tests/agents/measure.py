@@ -41,7 +41,7 @@ async def scripted(agent: Agent, block: Block, programs: Path, folder: Path) -> 
 async def real(agent: Agent, block: Block, programs: Path, folder: Path, model: Path) -> Row:
     """Two sessions on engine B, then their requests again without Slotkeeper. Raises Wrong.
 
-    Before the second one, in another repository, engine and proxy are started anew.
+    Before the second one, in another home and repository, engine and proxy are started anew.
     """
     sessions, processed, alone = [], 0, 0
     for number in range(SESSIONS):
