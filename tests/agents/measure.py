@@ -82,7 +82,8 @@ async def through(agent: Agent, block: Block, programs: Path, folder: Path, upst
         await proxy.stop()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "proxy.log").write_text(proxy.said())
-    found = wrong(tap.seen, room.files(), sum(map(len, agent.steps)))
+    placements = ("continue", "restore") if is_again else ("continue",)
+    found = wrong(tap.seen, room.files(), sum(map(len, agent.steps)), placements)
     found += ["Slotkeeper logged a traceback"] * ("Traceback" in proxy.said())
     if found:
         raise Wrong("\n".join([*found, _told(tap.seen), f"logs: {folder}"]))
