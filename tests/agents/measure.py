@@ -68,6 +68,7 @@ def _row(agent: Agent, sessions: list[list[Seen]], processed: int, alone: int) -
 
 async def through(agent: Agent, block: Block, programs: Path, folder: Path, upstream: str, state: Path) -> list[Seen]:
     """One session through Slotkeeper in front of `upstream`, checked; `state`: its state directory."""
+    is_later = state.exists()
     proxy = await start_proxy(("--upstream", upstream), state)
     room = Room(folder)
     try:
@@ -82,7 +83,7 @@ async def through(agent: Agent, block: Block, programs: Path, folder: Path, upst
         await proxy.stop()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "proxy.log").write_text(proxy.said())
-    placements = ("continue", "restore") if is_again else ("continue",)
+    placements = ("continue", "restore") if is_later else ("continue",)
     found = wrong(tap.seen, room.files(), sum(map(len, agent.steps)), placements)
     found += ["Slotkeeper logged a traceback"] * ("Traceback" in proxy.said())
     if found:
