@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from llamacpp.capabilities import TemplateFacts, probe_printed
+from llamacpp.capabilities import TemplateFacts, probe_printed, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.errors import EngineError
 from llamacpp.render import Rendered, Renderer
@@ -160,7 +160,13 @@ class Engine:
         return tuple(v for v in self.clock_values if printed is None or placeholder(v[0]) in printed)
 
     async def read_template(self, props: Props, advice: str) -> None:
-        """What its template's text says; `advice` goes to the log when it prints the clock, once."""
+        """What its template takes, None where that cannot be asked (no template, an embedding model), and what its text
+        says; `advice` goes to the log when it prints the clock, once."""
+        try:
+            self.template = await probe_template(self.client)
+        except EngineError as error:
+            self.template = None
+            log.info("template_unknown", engine=self.name, error=str(error))
         knew, texts = self.prints_clock, (props.chat_template, str(props.raw.get("chat_template_tool_use") or ""))
         self.prints_clock = any(prints_clock(text, self.chosen_template.fixed) for text in texts)
         variant = keep_reasoning(props.chat_template)
@@ -255,13 +261,14 @@ class Engine:
         self.refresh_abilities()
 
     def snapshots_for(self, tenant: str, tokens: bytes) -> tuple[SnapshotFacts, ...]:
-        """The snapshots that share most with a prompt, of this engine's fingerprint and directory."""
+        """The snapshots that share most with a prompt, of this engine's fingerprint and directory. One that was made
+        with a larger --ctx-size fits no slot: the engine would refuse it, and empty the slot."""
         if not self.can_save or self.fingerprint is None:
             return ()
         facts = [
             SnapshotFacts(s.id, s.n_tokens, min(s.n_tokens, common_prefix(self.store.tokens(s), tokens)))
             for s in self.store.candidates(tenant, self.fingerprint)
-            if s.dir == self.slot_dir and s.effective is not False
+            if s.dir == self.slot_dir and s.effective is not False and s.n_tokens <= self.n_ctx
         ]
         return tuple(sorted(facts, key=lambda f: (-f.common, f.tokens))[:MOST_SNAPSHOTS])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from llamacpp import engines as children
-from llamacpp.capabilities import TemplateFacts, probe_template
+from llamacpp.capabilities import TemplateFacts
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
@@ -163,6 +163,14 @@ class Engines:
         finally:
             del self._suspected[engine.name]
 
+    async def is_asleep(self, engine: Engine) -> bool:
+        """Whether it has put its model away, and what lay in its slots with it. Asking does not wake it."""
+        asleep = False
+        with contextlib.suppress(EngineError):
+            asleep = (await engine.client.props()).is_sleeping
+        self._lost(engine, engine.table.lose_idle() if asleep else [])
+        return asleep
+
     async def reconcile(self, engine: Engine) -> None:
         """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""
         if not engine.has_slots_endpoint or engine.props is None or not engine.ready:
@@ -171,16 +179,15 @@ class Engines:
             s.id: (s.n_tokens, s.last_used) for s in engine.table.slots if s.is_idle and s.n_tokens and s.last_used
         }
         try:
-            if engine.kind == "attached" and (await engine.client.props()).is_sleeping:
-                self._lost(engine, engine.table.lose_idle())
+            if await self.is_asleep(engine):
                 return
             reports = await engine.client.slots()
         except EngineError:
             return
         for report in reports:
             slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
-            known = before.get(report.id)
-            if slot is None or known != (slot.n_tokens, slot.last_used) or not slot.is_idle or report.is_processing:
+            is_known = slot is not None and before.get(report.id) == (slot.n_tokens, slot.last_used)
+            if slot is None or not is_known or not slot.is_idle or report.is_processing:
                 continue
             real = report.n_prompt_tokens
             differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
@@ -300,7 +307,6 @@ class Engines:
         slots = await engine.client.slots() if has_slots else []
         props = await engine.client.props()
         engine.adopt(props, slots)
-        engine.template = await _probe(engine)
         await engine.read_template(props, clock_advice(self.settings, engine.kind))
         await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
         engine.table.watch = lambda: self.on_pressure(engine)
@@ -309,7 +315,9 @@ class Engines:
     async def identify(self, engine: Engine) -> None:
         """Tries again to learn a fingerprint that could not be made before, in a slot that is empty by now."""
         slot = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
-        if slot is None or engine.fingerprint is not None or engine.slot_dir is None:
+        if slot is None or engine.fingerprint is not None or engine.slot_dir is None or await self.is_asleep(engine):
+            return
+        if not slot.is_idle or slot.n_tokens:
             return
         engine.table.lease(slot)
         try:
@@ -343,17 +351,25 @@ class Engines:
         """Looks after an engine that somebody else runs: attach when it answers, notice when it goes."""
         told = False
         while not self.is_stopping():
-            healthy = await engine.client.health()
-            if not healthy and not engine.ready and not told:
-                told = True
-                log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
-            if not healthy and engine.ready and not engine.table.runners():
-                self._lost_instance(engine, "its /health does not answer")
-                log.warning("engine_gone", engine=engine.name, url=spec.url)
-            elif not engine.ready:
-                await self._attach(engine, spec)
+            try:
+                told = await self._look(engine, spec, told=told)
+            except Exception as error:  # whatever it is: without this loop nobody would look again
+                log.error("engine_not_watched", engine=engine.name, exc_info=error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), WATCH_SECONDS)
+
+    async def _look(self, engine: Engine, spec: attached.AttachedSpec, *, told: bool) -> bool:
+        """`told`, and returned: whether it was said that it does not answer."""
+        healthy = await engine.client.health()
+        if not healthy and not engine.ready and not told:
+            log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
+        told = told or not (healthy or engine.ready)
+        if not healthy and engine.ready and not engine.table.runners():
+            self._lost_instance(engine, "its /health does not answer")
+            log.warning("engine_gone", engine=engine.name, url=spec.url)
+        elif not engine.ready:
+            await self._attach(engine, spec)
+        return told
 
     async def _attach(self, engine: Engine, spec: attached.AttachedSpec) -> None:
         try:
@@ -382,12 +398,3 @@ def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: EngineErro
     if why != engine.why_not and not isinstance(error, EngineUnreachable):
         log.warning("engine_not_attached", engine=engine.name, url=spec.url, why=why, again_in_seconds=WATCH_SECONDS)
     engine.why_not, engine.is_loading = why, False
-
-
-async def _probe(engine: Engine) -> TemplateFacts | None:
-    """What its template takes; None where that cannot be asked (no template, an embedding model)."""
-    try:
-        return await probe_template(engine.client)
-    except EngineError as error:
-        log.info("template_unknown", engine=engine.name, error=str(error))
-        return None

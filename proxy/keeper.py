@@ -11,8 +11,10 @@ from llamacpp.errors import EngineError
 from policies.prefix import common_prefix, n_tokens
 from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, exit_order, is_worth, next_base, next_save, relieve
 from proxy.carry_out import evict, give_back, restore, save
+from proxy.compact_ahead import Ahead
 from proxy.engine import Engine
 from proxy.errors import StoreError
+from proxy.exchange import Exchange
 from proxy.rendering import BASE_AT_LEAST, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
@@ -32,17 +34,23 @@ class Keeper:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._ahead = Ahead(service, Exchange)
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
-        self._reconciled = 0.0
+        self._reconciled: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Rounds of upkeep for every engine that is idle. Cancelled, it leaves a round that is under way to its end:
-        a slot whose save was broken off would be nobody's, and could not be saved at exit."""
+        """Rounds of upkeep for every engine that is idle, each engine's apart: a summary may take minutes. Cancelled,
+        it leaves a round that is under way to its end: a slot whose save was broken off would be nobody's, and could
+        not be saved at exit."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self._service.engines.all:
+                group.create_task(self._rounds(engine), name=f"keeper-{engine.name}")
+
+    async def _rounds(self, engine: Engine) -> None:
         while True:
             await asyncio.sleep(ROUND_SECONDS)
-            for engine in self._service.engines.all:
-                await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
+            await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
 
     async def _safe_round(self, engine: Engine) -> None:
         """Whatever goes wrong in one round, there is a next one."""
@@ -56,10 +64,12 @@ class Keeper:
     async def _round(self, engine: Engine) -> None:
         if not engine.ready or engine.table.runners() or engine.table.n_waiting:
             return
-        if time.monotonic() - self._reconciled > RECONCILE_SECONDS:
-            self._reconciled = time.monotonic()
+        if time.monotonic() - self._reconciled.get(engine.name, 0.0) > RECONCILE_SECONDS:
+            self._reconciled[engine.name] = time.monotonic()
             await self._service.engines.reconcile(engine)
             await self._service.engines.identify(engine)
+        if not self._service.stopping and await self._ahead.one(engine):
+            return
         await self._render_ahead(engine)
         if engine.can_save and not self._service.stopping:
             await self._save_one(engine)
@@ -67,8 +77,12 @@ class Keeper:
             await self._base_one(engine)
 
     async def _render_ahead(self, engine: Engine) -> None:
-        for slot in engine.table.slots:
-            if slot.is_idle and not slot.is_rendered and engine.clock() - slot.last_used > RENDER_IDLE_SECONDS:
+        now = engine.clock()
+        due = [s for s in engine.table.slots if not s.is_rendered and now - s.last_used > RENDER_IDLE_SECONDS]
+        if not any(s.is_idle for s in due) or await self._service.engines.is_asleep(engine):
+            return
+        for slot in due:
+            if slot.is_idle:
                 await render_slot(engine, slot)
 
     # --- idle saves -------------------------------------------------------------------------------------------------
@@ -78,7 +92,7 @@ class Keeper:
             self._day, self._written = time.time(), 0.0
         a, per_token = engine.table.abilities, engine.costs.bytes_per_token
         found = next_save(self._idle(engine), a.save_cost, DAILY_BYTES - self._written, per_token)
-        if found is None:
+        if found is None or await self._service.engines.is_asleep(engine):
             return
         slot = engine.table.slots[found]
         await render_slot(engine, slot)
@@ -120,7 +134,7 @@ class Keeper:
         """Copies a slot through its file into an empty one, cuts it at the base's end there, and saves that."""
         found = next_base(self._idle(engine))
         target = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
-        if found is None or target is None:
+        if found is None or target is None or await self._service.engines.is_asleep(engine):
             return
         slot = engine.table.slots[found]
         if slot.body is None or slot.tenant is None:
@@ -209,7 +223,7 @@ class Keeper:
             log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
 
     async def _save_engine(self, engine: Engine) -> None:
-        if not engine.ready or not engine.can_save:
+        if not engine.ready or not engine.can_save or await self._service.engines.is_asleep(engine):
             return
         for number in exit_order(self._idle(engine)):
             slot = engine.table.slots[number]

@@ -152,7 +152,7 @@ class Run:
         self._settle()
         if self.kind == "chat":
             message = {"role": "assistant", "content": "".join(self.words)}
-            choice = {"finish_reason": "length", "index": 0, "message": message}
+            choice = {"finish_reason": self.cue.finish, "index": 0, "message": message}
             head = _CHAT | {"object": "chat.completion"}
             await answer.json({"choices": [choice]} | head | {"usage": self._usage(), "timings": self._timings()})
         elif self.kind == "completion":
@@ -182,7 +182,7 @@ class Run:
 
     def _final(self) -> dict[str, Any]:
         if self.kind == "completion":
-            choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}
+            choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": self.cue.finish}
             return {"choices": [choice]} | _TEXT | {"usage": self._usage(), "timings": self._timings()}
         return {"index": 0, "content": "", "tokens": [], "id_slot": self.number, "stop": True, "stop_type": "limit"} | {
             "tokens_predicted": len(self.words),
