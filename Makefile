@@ -1,5 +1,6 @@
 # make run   a fresh clone to a serving proxy (embedded engine, demo model)
 # make test  a fresh clone to a green suite
+# make test-agents  real coding agents from the package registries, run as the README says (CLAUDE=1: Claude Code, too)
 # make observe  Slotkeeper, Prometheus (Debian's) and a small session: what each dashboard query returns
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
 
-.PHONY: run test lint test-native bench observe clean
+.PHONY: run test lint test-native test-agents bench observe clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.embedded
@@ -25,6 +26,9 @@ lint: $(VENV)/.test
 
 test-native: $(VENV)/.test
 	SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)" $(BIN)/python -m pytest -m native $(ARGS)
+
+test-agents: $(VENV)/.test
+	$(BIN)/python -m tests.agents $(if $(CLAUDE),--claude) $(ARGS)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -39,6 +39,8 @@ MODEL_DOORS = {
 class FakeLlama:
     """The server. Everything it saw is in `requests`; `model_requests` are those that take a slot."""
 
+    piece, plain = _PIECE, _PLAIN  # what is a token, with and without special ones
+
     def __init__(
         self,
         n_slots: int = 2,
@@ -114,7 +116,7 @@ class FakeLlama:
     def tokens_of(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Token ids of a text: a stable number per piece."""
         ids = []
-        for piece in (_PIECE if parse_special else _PLAIN).findall(text):
+        for piece in (self.piece if parse_special else self.plain).findall(text):
             number = zlib.crc32(piece.encode()) & 0x7FFFFFFF
             self._words[number] = piece
             ids.append(number)

@@ -24,7 +24,8 @@ class Cue:
     `steps`: tokens of the prompt that are done, one report for each, until all are; a prefill that is left in between
     leaves so much in its slot.
     `end_at`: the stream ends there in good order, without its last events. `sent` collects the events of a stream.
-    `finish`: the reason why the answer ended.
+    `deltas`: a streamed chat answer as these deltas (tool calls too) instead of `text`; `finish`: its finish reason;
+    `id`: the answer's id.
     """
 
     status: int | None = None
@@ -41,8 +42,10 @@ class Cue:
     script: Callable[[Answer], Awaitable[None]] | None = None
     hold_left: asyncio.Event | None = None
     end_at: int | None = None
+    deltas: list[dict[str, Any]] | None = None
     finish: str = "length"
     steps: asyncio.Queue[int] | None = None
+    id: str = "chatcmpl-fake"
     sent: list[bytes] = field(default_factory=list)
 
 
@@ -91,10 +94,14 @@ class Run:
         await self._prefill(answer)
         if self.kind == "chat":
             await self._event(answer, _chat_delta({"role": "assistant", "content": None}))
-        for number, word in enumerate(self.words):
+        if self.cue.deltas is None:
+            pieces = [self._piece(word) for word in self.words]
+        else:
+            pieces = [_chat_delta(delta) for delta in self.cue.deltas]
+        for number, piece in enumerate(pieces):
             await self._cued(answer, number)
-            await self._event(answer, self._piece(word))
-        await self._cued(answer, len(self.words))
+            await self._event(answer, piece)
+        await self._cued(answer, len(pieces))
         self._settle()
         await self._last(answer)
 
@@ -168,7 +175,8 @@ class Run:
             await answer.json(self._final() | {"content": "".join(self.words)})
 
     async def _event(self, answer: Answer, value: dict[str, Any]) -> None:
-        await self._send(answer, b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+        named = value | {"id": self.cue.id} if "id" in value else value
+        await self._send(answer, b"data: " + json.dumps(named, separators=(",", ":")).encode() + b"\n\n")
 
     async def _send(self, answer: Answer, event: bytes) -> None:
         if self.cue.pace is not None:
@@ -206,7 +214,7 @@ class Run:
 
 _CHAT = {
     "created": int(time.time()),
-    "id": "chatcmpl-fake",
+    "id": Cue.id,
     "model": "fake",
     "system_fingerprint": "b0-fake",
     "object": "chat.completion.chunk",

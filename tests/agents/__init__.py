@@ -1,0 +1,1 @@
+"""Real coding agents, installed and run headless against Slotkeeper, as the README says (make test-agents)."""
