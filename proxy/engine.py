@@ -13,12 +13,17 @@ import structlog
 
 from llamacpp.capabilities import TemplateFacts, probe_printed
 from llamacpp.client import LlamaClient
+from llamacpp.engines.flags import EngineSpec
+from llamacpp.engines.plan import Plan
 from llamacpp.errors import EngineError
+from llamacpp.memory import MemoryFacts
+from llamacpp.probes import Learned
 from llamacpp.render import Rendered, Renderer
 from llamacpp.reports import Props, SlotFileReport, SlotReport
 from llamacpp.templates import keep_reasoning, placeholder, prints_clock
 from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
+from proxy.engine_spec import memory_facts
 from proxy.engine_template import CLOCK_PRICE, ChosenTemplate
 from proxy.errors import EngineDown, EngineStarting
 from proxy.metrics import Metrics
@@ -86,6 +91,15 @@ class Engine:
     the checkpoint before their end, engine A's do not (llama-server.md, "Slot files"), others are not known to. Until
     one did not."""
     unified: bool = True
+    plan: Plan | None = None
+    """The sums behind its flags (ours, with the model's header at hand)."""
+    spec: EngineSpec | None = None
+    """What it was started with (ours only)."""
+    build: str = ""
+    """Its build's name: ours by file, an attached one's by its own word."""
+    learned: Learned = field(default_factory=Learned)
+    """What it was seen to do."""
+    learned_key: str = ""
     instance: int = 0
     ready: bool = False
     why_not: str = "it is loading its model"
@@ -110,6 +124,7 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     missing: list[str] = field(default_factory=list)
     """Sentences on what an attached engine lacks and what that costs."""
+    _header: tuple[Path | None, MemoryFacts | None] | None = None
 
     def __post_init__(self) -> None:
         self.files_step_back = self.kind == "embedded"
@@ -164,6 +179,13 @@ class Engine:
             self.clock_printed = await probe_printed(self.client, [placeholder(name) for name, _ in self.clock_values])
         if self.prints_clock and not knew:
             log.warning("template_prints_clock", engine=self.name, consequence=CLOCK_PRICE, advice=advice)
+
+    def memory_facts(self) -> MemoryFacts | None:
+        """What its model's own header says of its memory, where the file is seen from here. Reads it, once."""
+        path = Path(self.props.model_path) if self.props and self.props.model_path else None
+        if self._header is None or self._header[0] != path:
+            self._header = path, memory_facts(path)
+        return self._header[1]
 
     def require_ready(self) -> None:
         """Raises EngineStarting (ours) or EngineDown (attached) when it cannot be asked now."""

@@ -20,9 +20,10 @@ from policies.placement import SMALL_TAIL
 from proxy import fingerprint
 from proxy.config import Settings
 from proxy.engine import Engine, names_of
-from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, rewinds
+from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, is_unified, rewinds, tell
 from proxy.engine_template import clock_advice, with_template
 from proxy.errors import BadRequest, StoreError, UnknownModel
+from proxy.learned import LearnedBook, learn_ways
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
 from proxy.store import Store
@@ -59,11 +60,15 @@ class Engines:
     """Told why no engine of ours can be started."""
     on_pressure: Callable[[Engine], None] = lambda _: None
     """Told of an engine one of whose runners has outgrown its reserve."""
+    learned: LearnedBook = field(init=False)
     _children: dict[str, children.Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: dict[str, str] = field(default_factory=dict)
     _suspected: dict[str, int] = field(default_factory=dict)
     """Suspicions per engine since its comparison began."""
+
+    def __post_init__(self) -> None:
+        self.learned = LearnedBook(self.settings.state_dir / "engines")
 
     # --- choosing ---------------------------------------------------------------------------------------------------
 
@@ -217,7 +222,9 @@ class Engines:
     # --- children ---------------------------------------------------------------------------------------------------
 
     async def _start_child(self) -> None:
-        spec, chosen = await asyncio.to_thread(with_template, self.settings, child_spec(self.settings))
+        planned, sums = await asyncio.to_thread(child_spec, self.settings, self.learned.restores_windows)
+        spec, chosen = await asyncio.to_thread(with_template, self.settings, planned)
+        tell(sums, spec)
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
         engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
         engine.slot_dir, engine.can_rewind = self.settings.slots_dir, can_rewind(spec)
@@ -225,7 +232,7 @@ class Engines:
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
         if (n_bytes := file_bytes_per_token(spec.model)) > 0:
             engine.costs.expect(n_bytes)
-        engine.unified = "--no-kv-unified" not in spec.extra and "-no-kvu" not in spec.extra
+        engine.unified, engine.plan, engine.spec, engine.build = is_unified(spec), sums, spec, child.build
         self.tasks.spawn(self._keep_child(engine, spec, child), "keep-engine")
 
     async def _keep_child(self, engine: Engine, spec: children.EngineSpec, child: children.Child | None) -> None:
@@ -303,6 +310,7 @@ class Engines:
         engine.template = await _probe(engine)
         await engine.read_template(props, clock_advice(self.settings, engine.kind))
         await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
+        await learn_ways(self, engine, slots)
         engine.table.watch = lambda: self.on_pressure(engine)
         engine.up()
 

@@ -318,6 +318,7 @@ class Exchange:
             self._advance(line, timings.cache_n + timings.prompt_n)
         if fell_short:
             self.service.engines.suspect(engine, was_empty=was_empty)
+        self.service.engines.learned.note_turn(engine, carried, timings)
         engine.refresh_abilities()
         engine.table.release(slot)
 
