@@ -19,7 +19,6 @@ from proxy.config import Settings
 log = structlog.get_logger(__name__)
 
 _CTX, _PARALLEL = ("-c", "--ctx-size"), ("-np", "--parallel")
-_TYPE_K, _TYPE_V = ("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 _MIN_STEP, _UBATCH = ("-cms", "--checkpoint-min-step"), ("-ub", "--ubatch-size")
 _MODEL = ("-m", "--model")
@@ -71,14 +70,15 @@ def _asked(settings: Settings, spec: children.EngineSpec, restores_windows: Call
     """What was fixed, by a setting or after `--` (which wins); what the engine and the machine are like."""
     extra, given = spec.extra, settings.model_fields_set
     kind, name = _engine(spec)
+    type_k, type_v = plan.cache_types(extra)
     return Asked(
         n_ctx=_number(extra, _CTX, settings.ctx_size),
         parallel=_number(extra, _PARALLEL, settings.parallel if "parallel" in given else None),
         swa=settings.swa,
         checkpoints=_number(extra, _CHECKPOINTS, None, least=0),
         min_step=_number(extra, _MIN_STEP, None, least=0),
-        type_k=plan.last_value(extra, _TYPE_K) or "f16",
-        type_v=plan.last_value(extra, _TYPE_V) or "f16",
+        type_k=type_k,
+        type_v=type_v,
         n_ubatch=_number(extra, _UBATCH, None) or plan.UBATCH,
         unified=is_unified(spec),
         swa_full_given="--swa-full" in map(spelled, extra),

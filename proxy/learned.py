@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -134,7 +135,8 @@ def key_of(engine: Engine) -> str:
         flags += _telling((*engine.spec.chosen, *engine.spec.extra))
     elif engine.props is not None:
         flags += [engine.client.base_url, engine.props.model_path]
-    parts = [engine.fingerprint or "", engine.model, engine.build, *flags]
+    build = engine.build or (engine.props.build_info if engine.props else "")
+    parts = [engine.fingerprint or "", engine.model, build, *flags]
     return xxhash.xxh3_64_hexdigest("\0".join(parts).encode())
 
 
@@ -156,8 +158,7 @@ async def probe_ways(engines: Engines, engine: Engine, empty: Sequence[int], *, 
     facts = await asyncio.to_thread(engine.memory_facts)
     n_swa = facts.n_swa if facts else 0
     n_file = file_length(n_swa, engine.n_ctx, asked=asked)
-    name = engines.store.temp_name("0000") if engine.slot_dir is not None and engine.store.persist else None
-    file = engine.slot_dir / name if name is not None and engine.slot_dir is not None else None
+    file = _file(engine)
     other = empty[1] if len(empty) > 1 else None
     try:
         found = await probe(engine.client, empty[0], other, n_file=n_file, file=file, n_swa=n_swa)
@@ -166,15 +167,26 @@ async def probe_ways(engines: Engines, engine: Engine, empty: Sequence[int], *, 
     except EngineError as error:
         log.warning("not_probed", engine=engine.name, error=str(error))
     finally:
-        if name is not None:
-            await _discard(engine, name)
+        if file is not None:
+            await _discard(engine, file)
 
 
-async def _discard(engine: Engine, name: str) -> None:
+def _file(engine: Engine) -> Path | None:
+    """Where a slot file may be written that is deleted afterwards: a name of the store's own, where there is one."""
+    if engine.slot_dir is None or (engine.kind != "attached" and not engine.store.persist):
+        return None
+    name = engine.store.temp_name("0000") if engine.store.persist else f"0000-{secrets.token_hex(8)}.tmp"
+    return engine.slot_dir / name
+
+
+async def _discard(engine: Engine, file: Path) -> None:
     try:
-        await engine.store.discard(name)
-    except StoreError as error:
-        log.warning("store_failed", engine=engine.name, error=str(error))
+        if engine.store.persist:
+            await engine.store.discard(file.name)
+        else:
+            await asyncio.to_thread(file.unlink, missing_ok=True)
+    except (StoreError, OSError) as error:
+        log.warning("probe_file_left", engine=engine.name, error=str(error))
 
 
 def merge(known: Learned, found: Learned) -> Learned:

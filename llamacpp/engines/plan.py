@@ -108,12 +108,10 @@ class Plan:
 
 def plan(header: GGUFHeader, asked: Asked, facts: MemoryFacts | None = None) -> Plan:
     """The flags for a model. What the person fixed stays; the rest is given up in this order until it fits: whole
-    windows (where restores work without), checkpoints, slots, context. Raises nothing: a cache type that is not known
-    counts as f16.
+    windows (where restores work without), checkpoints, slots, context. Raises KeyError for a cache
+    type that llamacpp/memory does not know (`cache_types` gives none).
     """
     facts = facts or memory.facts(header)
-    known = [kind if kind in memory.TYPE_BYTES else "f16" for kind in (asked.type_k, asked.type_v)]
-    asked = replace(asked, type_k=known[0], type_v=known[1])
     choices = _choices(facts, asked)
     first = found = _sums(header, facts, asked, *choices[0])
     for choice in choices[1:]:
@@ -297,6 +295,13 @@ def last_value(tokens: Sequence[str], names: Sequence[str]) -> str | None:
     """The value that the last of these flags has in a command line; None without it."""
     places = [i for i, token in enumerate(tokens[:-1]) if spelled(token) in names]
     return tokens[places[-1] + 1] if places else None
+
+
+def cache_types(tokens: Sequence[str]) -> tuple[str, str]:
+    """What -ctk and -ctv say in a command line; f16 where they do not, or name a type that is not known."""
+    given = last_value(tokens, ("-ctk", "--cache-type-k")), last_value(tokens, ("-ctv", "--cache-type-v"))
+    key, value = (kind if kind in memory.TYPE_BYTES else "f16" for kind in given)
+    return key, value
 
 
 def size(n_bytes: float) -> str:
