@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 READY_SECONDS = 600.0
 """Most seconds that a model may take to load."""
-ATTACH_SECONDS = 10.0
+ATTACH_SECONDS = 5.0
 """Most seconds for an engine that runs already."""
 
 
