@@ -41,8 +41,8 @@ class Finding:
 class Facts:
     """What is known of an engine.
 
-    unified, swa_full: None where nothing tells it. slot_dir: as we see it. given: flags after `--`. types: of K and V in
-    the cache. missing: further sentences. compared: answers after restores, if that was tried.
+    unified, swa_full: None where nothing tells it. slot_dir: as we see it. given: flags after `--`. types: of K and V
+    in the cache. missing: further sentences. compared: answers after restores, if that was tried.
     """
 
     name: str
