@@ -80,7 +80,7 @@ def _ask(settings: Settings, is_own: bool, *, probe: bool, determinism: bool) ->
         check_model(settings.model)
     from proxy.doctor import alone
 
-    logs.configure("console", "warning")
+    logs.configure("console", "error")
     return asyncio.run(alone(settings, probe=probe, determinism=determinism))
 
 
