@@ -70,9 +70,8 @@ class LearnedBook:
         return found.learned
 
     def put(self, engine: Engine) -> None:
-        """Keeps what is known of an engine. Reads its model's header, writes a file."""
-        facts = engine.memory_facts()
-        n_swa = facts.n_swa if facts else 0
+        """Keeps what is known of an engine. Writes a small file."""
+        n_swa = engine.plan.n_swa if engine.plan else 0
         kept = _Kept(engine.build, _swa_full(engine), n_swa, engine.learned)
         path = self._directory / f"{engine.learned_key}.json"
         try:

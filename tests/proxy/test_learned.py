@@ -62,7 +62,6 @@ def test_merging_forgets_nothing() -> None:
 
 def engine(**more: Any) -> Engine:
     """As much of one as is asked for here."""
-    facts = SimpleNamespace(n_swa=128)
     default: dict[str, Any] = {
         "fingerprint": "ab12",
         "model": "tiny",
@@ -70,10 +69,9 @@ def engine(**more: Any) -> Engine:
         "kind": "binary",
         "n_ctx": 4096,
         "props": None,
-        "plan": SimpleNamespace(swa_full=False),
+        "plan": SimpleNamespace(swa_full=False, n_swa=128),
         "spec": EngineSpec(None, extra=("--ctx-checkpoints", "3", "--port", "1")),
         "table": SimpleNamespace(n_slots=2),
-        "memory_facts": lambda: facts,
         "learned": Learned(pinned=True, appended=Effect(192, 192, 192), probed=192),
         "learned_key": "k1",
     }
@@ -97,7 +95,7 @@ def test_kept_and_found_again(tmp_path: Path) -> None:
     assert (tmp_path / "engines").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("more", [{"plan": SimpleNamespace(swa_full=True)}, {"learned": Learned(probed=48)}])
+@pytest.mark.parametrize("more", [{"plan": SimpleNamespace(swa_full=True, n_swa=128)}, {"learned": Learned(probed=48)}])
 def test_a_build_that_was_not_seen_to_restore_windows(tmp_path: Path, more: dict[str, Any]) -> None:
     book = LearnedBook(tmp_path / "engines")
     book.put(engine(**more))
