@@ -1,8 +1,17 @@
-"""`python -m proxy` is the command `slotkeeper`."""
+"""The command `slotkeeper`, also as `python -m proxy`."""
 
 import sys
 
-from proxy.cli import main
+
+def main() -> int:
+    """Run the command line; its exit code. Ctrl-C while modules are still imported ends it quietly, too."""
+    try:
+        from proxy.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

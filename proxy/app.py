@@ -138,6 +138,8 @@ def _mount(app: FastAPI, service: Service) -> None:
         Route("/slotkeeper/requests/{id}", ops.one_request),
         Route("/v1/models", through.models),
         Route("/models", through.models),
+        Route("/v1/models/{model:path}", through.one_model, methods=["GET"]),
+        Route("/models/{model:path}", through.one_model, methods=["GET"]),
         Route("/slots", through.slots),
     ]
     routes += [Route(path, through.read, methods=[method]) for method, paths in READABLE.items() for path in paths]

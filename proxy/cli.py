@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import socket
+import stat
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from proxy.state_dir import ensure_private_dir
 from proxy.stop import DONE, FAILED, INTERRUPTED, Stop
 
 USAGE = 2
+SMALLEST_BUDGET = 1_000_000  # bytes; the slot file of a small model's 64 tokens is 1.5 MB
 _KEEP_ALIVE = 75  # seconds an idle client connection is kept: agents think for longer than uvicorn's default of 5
 
 app = typer.Typer(
@@ -169,17 +171,37 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             stop.watch(server, service)
             _settle_memory()
             host, port = listener.getsockname()[:2]
-            if not is_loopback(settings.host) and settings.api_key_file is None:
-                log.warning(
-                    "open_to_the_network",
-                    host=settings.host,
-                    what="everybody who reaches this address can use the model and read its state: give --api-key-file",
-                )
+            _warn(settings)
             log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
             await server.serve(sockets=[listener])
     if stop.failure is not None:
         raise stop.failure
     return stop.exit_code
+
+
+def _warn(settings: Settings) -> None:
+    """What works and is probably not meant, once at start."""
+    if not is_loopback(settings.host) and settings.api_key_file is None:
+        log.warning(
+            "open_to_the_network",
+            host=settings.host,
+            what="everybody who reaches this address can use the model and read its state: give --api-key-file; and "
+            "--allowed-host NAME for each name or address that clients call it by",
+        )
+    if settings.api_key_file is not None and stat.S_IMODE(settings.api_key_file.stat().st_mode) & 0o077:
+        path = str(settings.api_key_file)
+        log.warning(
+            "keys_readable_by_others", path=path, what=f"every user of this machine reads them: chmod 600 {path}"
+        )
+    if settings.disk_budget < SMALLEST_BUDGET and settings.persist:
+        log.warning(
+            "small_disk_budget", bytes=settings.disk_budget, what="no slot file fits: write a unit, as in 20GiB"
+        )
+    if settings.ctx_size is not None and {"-c", "--ctx-size"} & {spelled(word) for word in settings.engine_flags}:
+        log.warning("context_given_twice", what="-c after -- goes before --ctx-size: leave one of them out")
+    if settings.ctx_size is not None and settings.reply_reserve >= settings.ctx_size:
+        what = "each request is set aside the whole context, so they run one by one: lower --reply-reserve"
+        log.warning("large_reply_reserve", tokens=settings.reply_reserve, ctx_size=settings.ctx_size, what=what)
 
 
 def _settle_memory() -> None:

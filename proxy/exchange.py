@@ -302,6 +302,7 @@ class Exchange:
         before = self.service.explainer.body_of(found.line) if found.match is Match.EDITED else None
         signs = signs_of(engine, found, r.body, before)
         verdict = after_answer(engine, line, found, self.record, done, signs)
+        self.service.show_record(self.record)
         body = orjson.dumps(r.body) if r.door == "chat" else None
         is_repaired = r.mode != "observe"
         self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)

@@ -105,7 +105,13 @@ class Keeper:
 
     def _wants_base(self, engine: Engine, slot: Slot) -> bool:
         """A slot whose base may deserve a snapshot of its own (memory that can be rewound; else it was cut before)."""
-        if slot.body is None or not engine.files_rewind or slot.n_tokens < BASE_AT_LEAST or slot.tenant is None:
+        if (
+            slot.body is None
+            or slot.is_purged
+            or not engine.files_rewind
+            or slot.n_tokens < BASE_AT_LEAST
+            or slot.tenant is None
+        ):
             return False
         base = engine.bases.get((slot.tenant, slot.base))
         return base is None or (n_tokens(base) >= BASE_AT_LEAST and not has_base(engine, slot.tenant, base))
@@ -139,7 +145,7 @@ class Keeper:
     async def _cut(self, engine: Engine, slot: Slot, target: Slot, base: bytes) -> None:
         tenant, line = slot.tenant, slot.line or ""
         whole = engine.snapshot(slot.snapshot) if slot.snapshot and slot.saved >= n_tokens(base) else None
-        whole = whole or await save(engine, slot, "base")
+        whole = whole or await save(engine, slot, "fork")
         if whole is None or self._service.stopping or not await restore(engine, target, whole, line):
             return
         try:
@@ -183,7 +189,7 @@ class Keeper:
                 continue
             table.lease(slot)
             try:
-                await evict(engine, slot, self._service.lines, keep=True)
+                await evict(engine, slot, self._service.lines, keep=not slot.is_purged)
             finally:
                 give_back(engine, slot)
         if ended is not None and (runner := table.slots[ended].runner) is not None and not runner.stopped:

@@ -16,6 +16,7 @@ import orjson
 from llamacpp.errors import EngineBroken
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder
+from policies.layout import Value, to_tell
 from policies.types import DIGEST_BYTES
 
 Json = dict[str, Any]
@@ -90,6 +91,16 @@ class Ledger:
             if at < position:
                 values |= told
         return values
+
+    def changed(
+        self, position: int, values: Sequence[Value], lines: Sequence[tuple[str, str]]
+    ) -> tuple[tuple[Value, ...], list[tuple[str, str]], list[tuple[str, str]]]:
+        """What was told otherwise before a position: values; lines (old, new); lines that are again as at first."""
+        told = self.told_before(position)
+        other = [(b, n) for b, n in lines if told.get(f"={b}", b) != n]
+        now = {b for b, _ in lines}
+        back = [(n, k[1:]) for k, n in told.items() if k[:1] == "=" and k[1:] not in now and n != k[1:]]
+        return to_tell(told, values), other, back
 
     def to_extra(self) -> Json:
         """Everything but the text, for the ledger's record."""

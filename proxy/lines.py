@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -162,6 +162,11 @@ MOST_COMPARED = 16
 summaries and retries are fewer; a thousand that begin with "hello" must not cost time."""
 
 
+Fits = Callable[["Line", int], int | None]
+"""How well a line fits a prompt that agrees with its first so many messages; below 0: only if no other does; None: it
+is another conversation's."""
+
+
 class _Index:
     """Ids of lines by key, newest last: several lines may share a key, and none hides another for good."""
 
@@ -210,16 +215,21 @@ class LineBook:
         """The line of that id, if it is still known."""
         return self._lines.get(line_id) if line_id else None
 
-    def find(self, who: Identity, prompt: Prompt, first_user: bytes) -> Found:
+    def find(self, who: Identity, prompt: Prompt, first_user: bytes, fits: Fits = lambda *_: 0) -> Found:
         """The longest ledger that the prompt extends; else the one that it edits; else one with another base."""
+        doubtful: Found | None = None
         for position in range(len(prompt.chain) - 1, max(prompt.n_leading, 0) - 1, -1):
-            for line_id in self._by_tail.newest(_key(who, prompt.chain[position])):
-                return Found(self._lines[line_id], Match.EXTENDS, position + 1)
+            ids = islice(self._by_tail.newest(_key(who, prompt.chain[position])), MOST_COMPARED)
+            score, fittest = _fittest([self._lines[line_id] for line_id in ids], position + 1, fits)
+            if fittest is not None and score >= 0:
+                return Found(fittest, Match.EXTENDS, position + 1)
+            doubtful = doubtful or (Found(fittest, Match.EXTENDS, position + 1) if fittest else None)
+        if doubtful is not None:
+            return doubtful
         best, shared = None, -1
-        for line_id in islice(self._by_start.newest(_key(who, first_user)), MOST_COMPARED):
-            line = self._lines[line_id]
+        for line in self.starting(who, first_user):
             in_common = shared_entries(line.prompt.chain, prompt.chain)
-            if in_common > shared:
+            if in_common > shared and (in_common <= prompt.n_leading or fits(line, in_common) is not None):
                 best, shared = line, in_common
         if best is None:
             return Found(None, Match.NEW)
@@ -228,6 +238,10 @@ class LineBook:
         # A first message alone ("hello") says nothing: another base needs a session's name, or a history, to be one.
         is_same = who.session is not None or len(prompt.chain) - prompt.n_leading > 1
         return Found(best, Match.BASE, shared) if is_same else Found(None, Match.NEW)
+
+    def starting(self, who: Identity, first_user: bytes) -> list[Line]:
+        """Lines that begin with the same first message, newest first, up to MOST_COMPARED."""
+        return [self._lines[i] for i in islice(self._by_start.newest(_key(who, first_user)), MOST_COMPARED)]
 
     def advance(self, line: Line, prompt: Prompt, n_tokens: int) -> None:
         """The line's newest prompt was processed: it is what the next one has to extend."""
@@ -267,6 +281,12 @@ class LineBook:
         self._by_start.drop(_key(line.who, line.first_user), line.id)
         if line.prompt.chain:
             self._by_tail.drop(_key(line.who, line.prompt.chain[-1]), line.id)
+
+
+def _fittest(lines: list[Line], shared: int, fits: Fits) -> tuple[int, Line | None]:
+    """The line that fits best, of equals the newest, and how well; None when each is another conversation's."""
+    scores = [(score, -i) for i, line in enumerate(lines) if (score := fits(line, shared)) is not None]
+    return (max(scores)[0], lines[-max(scores)[1]]) if scores else (0, None)
 
 
 _Key = tuple[str, str | None, str | None, bytes]

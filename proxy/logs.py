@@ -37,10 +37,12 @@ def configure(
     renderer: Any = (
         structlog.processors.JSONRenderer(sort_keys=False)
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        else structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+        )
     )
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*shared, *([drop_none] if log_format == "console" else []), renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, stream)),
         cache_logger_on_first_use=False,
@@ -84,6 +86,11 @@ def withhold_text(logger: object, method: str, event: EventDict) -> EventDict:
         value = event[name]
         event[name] = f"<{len(value)} withheld>" if hasattr(value, "__len__") else "<withheld>"
     return event
+
+
+def drop_none(logger: object, method: str, event: EventDict) -> EventDict:
+    """Leave out what is not known: for people, who read the rest sooner."""
+    return {name: value for name, value in event.items() if value is not None}
 
 
 def name_exception(logger: object, method: str, event: EventDict) -> EventDict:

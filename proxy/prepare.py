@@ -15,16 +15,17 @@ import orjson
 import structlog
 
 from policies.append_only import Repaired, diff_kinds, new_reminders, normal, reconcile
-from policies.layout import change_note, changed_lines, first_note, line_note, to_tell, with_note
+from policies.layout import change_note, first_note, line_note, with_note
 from policies.placeholders import resolved
 from policies.replay import give_back
-from policies.types import Match, Prompt, digest
-from proxy.api.read import ModelRequest, chained, folded
-from proxy.errors import BrokenLine, StoreError
-from proxy.layouts import NO_RULES, LaidBase, text_of
+from policies.types import Match
+from proxy.api.read import ModelRequest, folded
+from proxy.errors import BrokenLine
+from proxy.layouts import LaidBase
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
 from proxy.metrics import Kind
+from proxy.recognise import Recognition
 from proxy.service import Service
 from proxy.template_clock import clock_values, with_clock
 
@@ -108,18 +109,13 @@ class _Repair:
         self._service, self._request = service, request
         self._messages: list[Json] = request.body["messages"]
         self._n, self._n_leading = len(self._messages), request.prompt.n_leading
-        self._tenant = request.who.tenant
-        self._repairs: list[str] = []
-        self._line_changes: list[tuple[str, str]] = []
+        self._recognition = Recognition(service, request)
+        self._repairs, self._line_changes = self._recognition.repairs, self._recognition.line_changes
         self._deferred: set[int] = set()
-        self._first_user = next((i for i, m in enumerate(self._messages) if m.get("role") == "user"), None)
+        self._first_user = self._recognition.first_user
 
     async def run(self) -> Prepared:
-        laid, found = self._look_up(self._n_learned())
-        if found.match is Match.BASE:
-            laid, found = await self._with_its_base(laid, found)
-        if found.match in (Match.BASE, Match.NEW):
-            laid, found = self._met(laid, found)
+        laid, found = await self._recognition.run()
         if found.match is Match.EDITED:
             found = await self._reconciled(found)
         elif found.match is Match.EXTENDS:
@@ -127,64 +123,6 @@ class _Repair:
         if self._first_user is not None:
             laid = replace(laid, values=(*laid.values, *clock_values(self._service.engines, self._request.body)))
         return await self._spelled(laid, found)
-
-    # --- which base, which line -------------------------------------------------------------------------------------
-
-    def _n_learned(self) -> int:
-        return NO_RULES if self._first_user is None else self._service.layouts.n_learned(self._tenant)
-
-    def _lay_out(self, n_learned: int) -> LaidBase:
-        p = self._request.prompt
-        leading = self._messages[: self._n_leading]
-        return self._service.layouts.lay_out(
-            self._tenant, leading, self._request.body.get("tools"), digest(p.system, p.tools), n_learned
-        )
-
-    def _prompt(self, laid: LaidBase) -> Prompt:
-        p, r = self._request.prompt, self._request
-        entries = (laid.system,) * self._n_leading + r.normals[self._n_leading :]
-        chain = chained(digest(laid.system, laid.tools_digest, p.params), entries)
-        return Prompt(laid.system, laid.tools_digest, p.params, chain, p.sizes, p.n_leading)
-
-    def _find(self, laid: LaidBase) -> Found:
-        r = self._request
-        return self._service.lines.find(r.who, self._prompt(laid), r.first_user)
-
-    def _look_up(self, n_learned: int) -> tuple[LaidBase, Found]:
-        laid = self._lay_out(n_learned)
-        return laid, self._find(laid)
-
-    async def _with_its_base(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
-        """The line's base may have been laid out before more was learned, or differ in volatile spans alone."""
-        line = found.line
-        if line is None or line.ledger is None or self._first_user is None:
-            return laid, found
-        own, again = self._look_up(line.ledger.n_learned)
-        if again.match in (Match.EXTENDS, Match.EDITED):
-            return own, again
-        if line.prompt.tools != own.tools_digest or line.prompt.n_leading != self._n_leading:
-            return laid, found
-        sent = await self._texts(line)
-        if sent is None:
-            return laid, found
-        leading = tuple(map(orjson.loads, sent[: self._n_leading]))
-        texts = tuple(map(text_of, leading))
-        changes = changed_lines(texts, own.texts)
-        if not changes:
-            return laid, found
-        self._line_changes = changes
-        self._service.layouts.teach(self._tenant, texts, own.texts)
-        own = replace(own, leading=leading, texts=texts, system=line.prompt.system)
-        return own, self._find(own)
-
-    def _met(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
-        """A new base: does it differ from a known one in volatile spans alone?"""
-        layouts = self._service.layouts
-        if laid.n_learned != NO_RULES and layouts.meet(self._tenant, laid.texts):
-            laid, found = self._look_up(layouts.n_learned(self._tenant))
-            layouts.meet(self._tenant, laid.texts)
-        self._repairs.extend(laid.changes)
-        return laid, found
 
     # --- where it departs from its ledger -----------------------------------------------------------------------------
 
@@ -198,11 +136,11 @@ class _Repair:
         differing = {i for i in known if ledger.normal[i] != normals[i]}
         if not differing or any(self._messages[i].get("role") != "tool" for i in differing):
             return found
-        sent = await self._texts(line)
+        sent = await self._recognition.texts(line)
         if sent is None or line.ledger is not ledger:
             return found
         before = [orjson.loads(sent[i]) if i in differing else self._messages[i] for i in known]
-        verdict = reconcile(before, self._messages[self._n_leading :], self._defaults())
+        verdict = reconcile(before, self._messages[self._n_leading :], self._recognition.defaults())
         if not isinstance(verdict, Repaired) or verdict.n_shared != len(before):
             return found
         self._deferred = {at + self._n_leading for at in verdict.deferred}
@@ -222,27 +160,6 @@ class _Repair:
         new = sum(self._request.prompt.sizes[len(line.prompt.chain) :])
         return n_ctx > 0 and line.n_tokens + line.tokens_of(new) >= PRUNE_AT * n_ctx
 
-    def _defaults(self) -> Any:
-        return self._service.normals.defaults(self._request.body.get("tools"))[1]
-
-    async def _texts(self, line: Line) -> list[bytes] | None:
-        """The messages of the line's ledger, from state.db where they are not in memory; None when they are lost."""
-        ledger = line.ledger
-        if ledger is None or ledger.sent is not None:
-            return ledger.sent if ledger else None
-        try:
-            found = await self._service.store.load_texts(line.id)
-        except StoreError as error:
-            log.warning("ledger_not_read", line=line.id, error=str(error))
-            found = []
-        if len(found) != len(ledger.raw):
-            self._repairs.append("gave_up")
-            return None
-        if ledger.sent is None:
-            ledger.sent = found
-            self._service.texts.hold(line.id, ledger)
-        return ledger.sent
-
     # --- how it is spelled ------------------------------------------------------------------------------------------
 
     async def _spelled(self, laid: LaidBase, found: Found) -> Prepared:
@@ -251,8 +168,10 @@ class _Repair:
         raws = self._request.raws
         if old is not None and known == self._n and raws[-1] != old.raw[known - 1]:
             known -= 1  # asked again in other words: the newest message is the client's to say
+        if old is not None:
+            known = self._with_room(old, known, laid)
         if found.line is not None and old is not None and self._needs_text(old, known):
-            sent = await self._texts(found.line)
+            sent = await self._recognition.texts(found.line)
             if sent is None:
                 old, known = None, 0
         full, old = old, old.branch(known) if old is not None else None
@@ -263,6 +182,13 @@ class _Repair:
         altered |= self._given_back(full, known, messages, is_edit=found.match is Match.EDITED)
         told = self._noted(old, known, laid, messages, altered)
         return self._finish(laid, found, old, messages, altered, told)
+
+    def _with_room(self, old: Ledger, known: int, laid: LaidBase) -> int:
+        """Fewer known messages where values have changed and no new message could say so (the same asked again)."""
+        at = self._newest_asking(0)
+        return (
+            at if at is not None and at < known and any(old.changed(known, laid.values, self._line_changes)) else known
+        )
 
     def _needs_text(self, old: Ledger, known: int) -> bool:
         start, raws = self._n_leading, self._request.raws
@@ -308,7 +234,7 @@ class _Repair:
         return altered
 
     def _echoed(self, reply: Json, echo: Json, full: Ledger) -> tuple[Json, tuple[str, ...]]:
-        said, defaults = resolved(reply, full.values), self._defaults()
+        said, defaults = resolved(reply, full.values), self._recognition.defaults()
         if said is not reply and normal(said, defaults) == normal(echo, defaults):
             return reply, ("placeholder",)
         return give_back(reply, echo, defaults)
@@ -336,11 +262,8 @@ class _Repair:
             told = [(first, {v.name: v.text for v in laid.values})]
             at = self._append(messages, altered, [line_note(b, n) for b, n in self._line_changes], first)
             return told if at is None else [*told, (at, {f"={b}": n for b, n in self._line_changes})]
+        tell, lines, back = old.changed(known, laid.values, self._line_changes)
         known_values = old.told_before(known)
-        tell = to_tell(known_values, laid.values)
-        lines = [(b, n) for b, n in self._line_changes if known_values.get(f"={b}", b) != n]
-        now = {b for b, _ in self._line_changes}
-        back = [(n, k[1:]) for k, n in known_values.items() if k[:1] == "=" and k[1:] not in now and n != k[1:]]
         notes = [change_note(tell)] if tell else []
         notes += [line_note(known_values.get(f"={b}", b), n) for b, n in lines] + [line_note(n, b) for n, b in back]
         at = self._append(messages, altered, [*notes, *self._reminders], known)
@@ -349,12 +272,16 @@ class _Repair:
         values = {v.name: v.text for v in tell} | {f"={b}": n for b, n in lines} | {f"={b}": b for _, b in back}
         return [*old.told, (at, values)]
 
+    def _newest_asking(self, start: int) -> int | None:
+        """The newest message from `start` on that may bear a note."""
+        asking = (i for i in range(self._n - 1, start - 1, -1) if self._messages[i].get("role") in ("user", "tool"))
+        return next(asking, None)
+
     def _append(self, messages: list[Json], altered: set[int], notes: Sequence[str], start: int) -> int | None:
         """The notes behind the newest message that may bear one; its position, None when there is none."""
         if not notes:
             return None
-        asking = (i for i in range(self._n - 1, start - 1, -1) if messages[i].get("role") in ("user", "tool"))
-        at = next(asking, None)
+        at = self._newest_asking(start)
         if at is not None:
             messages[at] = with_note(messages[at], "\n".join(notes), front=False)
             altered.add(at)
@@ -374,7 +301,7 @@ class _Repair:
         sent = [orjson.dumps(messages[i]) if i in altered else blob for i, blob in enumerate(r.blobs)]
         if old is not None and old.sent is not None:
             sent[: len(old.sent)] = [b if a != b else a for a, b in zip(old.sent, sent, strict=False)]
-        prompt = replace(self._prompt(laid), sizes=tuple(map(len, sent)))
+        prompt = replace(self._recognition.prompt(laid), sizes=tuple(map(len, sent)))
         deferred = self._deferred | (old.deferred if old is not None else set())
         ledger = Ledger(list(r.raws), list(r.normals), sent, altered, deferred, told, laid.n_learned)
         body = r.body

@@ -69,25 +69,30 @@ class Service:
         if record.id in self.records:
             self.store.put_request(record.to_json())
 
-    def remember(self, record: Record) -> None:
-        """Keeps a finished request for /slotkeeper/requests, the oldest beyond MOST_RECORDS out."""
+    def show_record(self, record: Record) -> None:
+        """Shows a request in /slotkeeper/requests, the oldest beyond MOST_RECORDS out: from the moment that the engine
+        has told its figures, so that whoever has the end of an answer finds it there."""
         self.records[record.id] = record
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
+
+    def remember(self, record: Record) -> None:
+        """Keeps a request that has ended, and logs it."""
+        self.show_record(record)
         self.store.put_request(record.to_json())
         log.info(
             "answered" if record.outcome == "ok" else "not_answered",
-            request=record.id,
-            outcome=record.outcome,
-            error=record.error,
-            kind=record.kind,
-            slot=record.slot,
-            placement=record.placement,
             cached=record.cache_n,
             computed=record.prompt_n,
             generated=record.predicted_n,
-            cause=record.cause,
             seconds=record.seconds,
+            cause=record.cause,
+            outcome=record.outcome,
+            error=record.error,
+            placement=record.placement,
+            slot=record.slot,
+            kind=record.kind,
+            request=record.id,
         )
 
     def note_dropped(self, dialect: Dialect, names: list[str]) -> None:

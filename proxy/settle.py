@@ -179,7 +179,8 @@ def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_g
     slot.tokens = tokens if tokens is not None else slot.tokens[: 4 * timings.cache_n]
     slot.is_rendered = tokens is not None or slot.body is None
     slot.saved, slot.rigid = min(slot.saved, timings.cache_n), min(slot.rigid, timings.cache_n)
-    slot.tenant, slot.was_restored, slot.last_used = line.who.tenant, False, now
+    slot.tenant, slot.last_used = line.who.tenant, now
+    slot.was_restored = slot.is_purged = False
     if is_guest:
         slot.n_left = min(slot.n_owned, timings.cache_n)
     else:

@@ -75,6 +75,8 @@ class Slot:
     """Its first tokens that can only be kept together (policies/types.SlotFacts)."""
     was_restored: bool = False
     """Its content came from a file and no request has run on it since: GET /slots does not count it."""
+    is_purged: bool = False
+    """Its snapshots were purged, and no request has run on it since: it is not to be saved."""
     last_used: float = 0.0
     runner: Runner | None = None
 
@@ -91,12 +93,10 @@ class Slot:
 
     def clear(self) -> None:
         """Its content is gone."""
-        self.line = self.tenant = self.body = self.snapshot = None
+        self.line = self.tenant = self.body = self.snapshot = self.n_left = None
         self.is_rendered, self.n_prompt, self.boundary, self.replies_return = True, None, None, False
         self.n_tokens = self.saved = self.rigid = 0
-        self.n_left = None
-        self.was_restored = False
-        self.tokens = b""
+        self.tokens, self.was_restored, self.is_purged = b"", False, False
 
     def clear_owner(self) -> None:
         """What it holds is nobody's; its cells are not free yet."""
@@ -219,8 +219,8 @@ class SlotTable:
         return sum(s.claims for s in self.slots)
 
     def saved_of(self, slot: Slot) -> int:
-        """Tokens of a slot that need not be saved: a snapshot that still exists holds them, or they are nobody's."""
-        if slot.line is None:
+        """Tokens of a slot that need not be saved: a snapshot that still exists holds them, or they are not wanted."""
+        if slot.line is None or slot.is_purged:
             return slot.n_tokens
         return slot.saved if slot.snapshot is not None and self.is_kept(slot.snapshot) else 0
 
@@ -289,7 +289,7 @@ class SlotTable:
             raise self._full()
 
     def _full(self) -> Busy:
-        return Busy(f"{self.max_waiting} requests wait already; try again when some are done.")
+        return Busy(f"The waiting line is full ({self.max_waiting}); try again when some requests are done.")
 
     def pump(self) -> None:
         """Grants what can be granted, in the order of policies/queue."""

@@ -9,16 +9,15 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
-from proxy.errors import NotFound, StoreError
+from proxy.errors import NotFound, StoreError, UsageError
 from proxy.state_dir import remembered_budget
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
@@ -29,13 +28,22 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Slot files on disk: what is kept, and for which conversation.", no_args_is_help=True)
 StateDir = Annotated[Path | None, typer.Option(help="state directory; else $SLOTKEEPER_STATE_DIR, else the default")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-Id = Annotated[str, typer.Argument(help="snapshot id, or the beginning of one", metavar="ID")]
+
+
+def _not_empty(name: str) -> str:
+    if not name.strip():
+        raise UsageError("ID is empty: give a snapshot's id, or the beginning of one; see `snapshots ls`.")
+    return name
+
+
+Id = Annotated[str, typer.Argument(help="snapshot id, or the beginning of one", metavar="ID", callback=_not_empty)]
 _SHOWN = (
     *("id", "kind", "n_tokens", "bytes", "created", "last_used", "pinned", "effective", "reason"),
     *("tenant", "model", "line", "fingerprint", "file"),
 )
 _COLUMNS = ("id", "kind", "tokens", "size", "used", "model", "reason", "state")
-_OVERFLOW: dict[str, Literal["fold", "ellipsis"]] = {"id": "fold"}
+_LEFT_OUT = ("reason", "model", "used", "size", "state")
+"""Columns that a narrow terminal goes without, the first first; the others are never cut."""
 
 
 class Desk:
@@ -81,7 +89,9 @@ class Desk:
     def _get(self, name: str) -> Snapshot:
         found = self._store.get(name)
         if found is None:
-            raise NotFound(f"No snapshot, or more than one, has an id that begins with '{name}': see `snapshots ls`.")
+            many = sum(snapshot.id.startswith(name) for snapshot in self._store.all())
+            how = f"{many} snapshots have ids that begin" if many else "No snapshot has an id that begins"
+            raise NotFound(f"{how} with '{name}': see `snapshots ls`.")
         return found
 
 
@@ -100,13 +110,10 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     answer = _ask(state_dir, "GET", "/snapshots", lambda desk: _now(desk.listed()))
     if as_json:
         return _print_json(answer)
-    table = Table(
-        *(Column(name, no_wrap=True, overflow=_OVERFLOW.get(name, "ellipsis")) for name in _COLUMNS), box=None
-    )
-    for snapshot in answer["snapshots"]:
-        table.add_row(*_row(snapshot))
-    out = Console(highlight=False)
-    out.print(table)
+    out = Console(highlight=False, soft_wrap=True)
+    width = out.width if out.is_terminal else None
+    for line in _table([_COLUMNS, *map(_row, answer["snapshots"])], width):
+        out.print(line, markup=False)
     total, budget = _size(answer["total_bytes"]), _size(answer["budget_bytes"])
     count = len(answer["snapshots"])
     out.print(f"{count} snapshot{'' if count == 1 else 's'}, {total} of {budget}")
@@ -214,7 +221,18 @@ def _report(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
 
 def _removed(answer: dict[str, Any]) -> str:
     orphans = f" and {answer['orphans']} without a record" if answer["orphans"] else ""
-    return f"{answer['removed']} removed{orphans}, {_size(answer['bytes'])} freed."
+    memory = " What lies in the engine's memory stays there until the server stops." if answer.get("in_memory") else ""
+    return f"{answer['removed']} removed{orphans}, {_size(answer['bytes'])} freed.{memory}"
+
+
+def _table(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
+    """Lines of a table, the first row its head; without the columns that do not fit (None: all fit)."""
+    widths = {cells[0]: max(map(len, cells)) for cells in zip(*rows, strict=True)}
+    for name in _LEFT_OUT:
+        if width is not None and sum(widths.values()) + 2 * len(widths) - 2 > width:
+            del widths[name]
+    shown = [(column, widths[name]) for column, name in enumerate(rows[0]) if name in widths]
+    return ["  ".join(row[column].ljust(size) for column, size in shown).rstrip() for row in rows]
 
 
 def _row(snapshot: dict[str, Any]) -> tuple[str, ...]:

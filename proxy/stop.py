@@ -9,10 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
-import uvicorn
 
 if TYPE_CHECKING:
     from proxy.service import Service
@@ -26,6 +25,13 @@ LOOK_SECONDS = 0.05
 """Pause between two looks at what still runs."""
 
 
+class Server(Protocol):
+    """What is asked of uvicorn's server."""
+
+    should_exit: bool
+    config: Any
+
+
 class Stop:
     """SIGTERM and SIGINT: the first asks for an orderly stop, the second for a quick one, and time makes sure."""
 
@@ -35,7 +41,7 @@ class Stop:
         self.failure: Exception | None = None
         """Why it stops by itself."""
         self._asked = False
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._service: Service | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -51,7 +57,7 @@ class Stop:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def watch(self, server: uvicorn.Server, service: Service | None) -> None:
+    def watch(self, server: Server, service: Service | None) -> None:
         """The server that a signal stops, and what is told first; a signal that came before the server did counts."""
         self._server, self._service = server, service
         server.should_exit = self._asked

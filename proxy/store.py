@@ -222,6 +222,9 @@ def _delete_everything(state_dir: Path, db_path: Path) -> None:
     if db_path.exists():
         snapshots = _recorded_in(db_path, state_dir)
         store_files.require_gone(snapshots, {s.id for s in snapshots if store_files.delete(s.path)})
+        if snapshots:
+            total = sum(snapshot.bytes for snapshot in snapshots)
+            log.info("snapshots_deleted", snapshots=len(snapshots), bytes=total, why="--no-persist keeps none")
     if (state_dir / "slots").is_dir():
         store_files.scan(state_dir / "slots", "slots", recorded=(), tenants=(), in_use=())
     for suffix in COMPANIONS:

@@ -59,5 +59,5 @@ def test_version_is_in_the_changelog_or_unreleased() -> None:
 
 
 def test_command_is_there() -> None:
-    """`slotkeeper` is proxy.cli:main."""
-    assert PROJECT["project"]["scripts"] == {"slotkeeper": "proxy.cli:main"}
+    """`slotkeeper` is `python -m proxy`."""
+    assert PROJECT["project"]["scripts"] == {"slotkeeper": "proxy.__main__:main"}

@@ -92,7 +92,7 @@ def _last(request: Request, default: str) -> int:
     """How many requests are asked for; raises BadRequest."""
     text = request.query_params.get("last", default)
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise errors.BadRequest(f"last={text[:20]} is not a whole number.", param="last")
+        raise errors.BadRequest(f"last={text[:20]} is not a whole number from 0 on.", param="last")
     return min(int(text), MOST_RECORDS)
 
 
@@ -170,7 +170,7 @@ def control_app(service: Service) -> Starlette:
         return JSONResponse(await desk.prune())
 
     async def purged(_: Request) -> Response:
-        return JSONResponse(await desk.purge())
+        return JSONResponse(await desk.purge() | {"in_memory": _forget_slots(service)})
 
     engines = service.engines.all
     explain = ExplainDesk(service.explainer, lambda name: next((e for e in engines if e.name == name), None))
@@ -202,6 +202,14 @@ def control_app(service: Service) -> Starlette:
         ],
         exception_handlers={SlotkeeperError: _refused, StoreError: _unknown},
     )
+
+
+def _forget_slots(service: Service) -> int:
+    """What lies in slots is not saved again unless it is used again. The number of slots that hold something."""
+    full = [slot for engine in service.engines.all for slot in engine.table.slots if slot.n_tokens]
+    for slot in full:
+        slot.is_purged, slot.snapshot, slot.saved = True, None, 0
+    return len(full)
 
 
 def _named(service: Service, name: str) -> Record:

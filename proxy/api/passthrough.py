@@ -13,9 +13,9 @@ from starlette.responses import Response
 from llamacpp.errors import EngineError
 from proxy.api.door import headers_of, path_of, read_body
 from proxy.api.read import parse
-from proxy.engine import Engine
+from proxy.engine import Engine, names_of
 from proxy.engine_errors import answered, as_ours
-from proxy.errors import EngineFailed, Forbidden, NotFound, SlotkeeperError
+from proxy.errors import EngineFailed, Forbidden, NotFound, SlotkeeperError, UnknownModel
 from proxy.service import Service, owner
 
 READABLE = {
@@ -87,16 +87,34 @@ class Passthrough:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: all engines' models, with the context that one request can use."""
+        data = list((await self._all_models()).values())
+        return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
+
+    async def one_model(self, request: Request) -> Response:
+        """GET /v1/models/ID, by the id of the list or another name that requests may use."""
+        name, found = request.path_params["model"], await self._all_models()
+        model = found.get(name) or next((found[e.model] for e in self._named(name) if e.model in found), None)
+        if model is None:
+            raise UnknownModel(f"No engine here serves the model '{name[:80]}'. Served are: {', '.join(found)}.")
+        return Response(orjson.dumps(model), media_type="application/json")
+
+    def _named(self, name: str) -> list[Engine]:
+        return [engine for engine in self._service.engines.all if name in names_of(engine)]
+
+    async def _all_models(self) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for engine in self._service.engines.all:
             if engine.ready:
-                found |= await self._models_of(engine, request)
+                found |= await self._models_of(engine)
         if not found:
             self._service.engines.pick(None).require_ready()
-        return Response(orjson.dumps({"object": "list", "data": list(found.values())}), media_type="application/json")
+        return found
 
-    async def _models_of(self, engine: Engine, request: Request) -> dict[str, dict[str, Any]]:
-        answer = await self._ask(engine, request, b"")
+    async def _models_of(self, engine: Engine) -> dict[str, dict[str, Any]]:
+        try:
+            answer = await engine.client.request("GET", "/v1/models", seconds=60)
+        except EngineError as error:
+            raise as_ours(error) from error
         if answer.status_code != httpx.codes.OK:
             raise answered(answer.status_code, answer.content)
         found = {}
@@ -128,10 +146,16 @@ class Passthrough:
 
     async def unknown(self, request: Request) -> Response:
         """Everything that is not on the list."""
-        raise NotFound(
-            f"{request.method} {path_of(request)} is not served here. Slotkeeper lets through a fixed list of "
-            "llama-server's endpoints (README, 'HTTP'); ask the engine itself for others."
-        )
+        path = path_of(request)
+        if path.startswith("/v1/v1/"):
+            how = "Your client adds /v1 by itself: leave it out of the base URL."
+        elif path.endswith("/") and path != "/":
+            how = "Leave out the slash at its end."
+        else:
+            how = "Slotkeeper lets through a fixed list of llama-server's endpoints."
+            if any(engine.kind == "attached" for engine in self._service.engines.all):
+                how += " Ask the engine itself for others."
+        raise NotFound(f"{request.method} {path} is not served here. {how} (README, 'HTTP')")
 
     def _engine(self, request: Request, raw: bytes) -> Engine:
         model = request.query_params.get("model")

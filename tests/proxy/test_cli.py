@@ -7,14 +7,18 @@ import socket
 import stat
 import subprocess
 import sys
+import types
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 
-from proxy.cli import ServeFailed, _listen, main
+from proxy.__main__ import main as start
+from proxy.cli import ServeFailed, _listen, _warn, main
+from proxy.config import load
 from tests.servers import PATIENCE, ROOT, ProxyServer, clean_environment
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -204,3 +208,46 @@ async def test_port_is_free_again_at_once(stub: Start) -> None:
     again = await stub("--port", str(port))
     assert (await again.client.get("/readyz")).status_code == 200
     assert os.path.basename(again.state_dir) == "state"
+
+
+def test_ctrl_c_during_imports(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """130 and not a word."""
+
+    def interrupted(name: str) -> object:
+        raise KeyboardInterrupt
+
+    half = types.ModuleType("proxy.cli")
+    half.__getattr__ = interrupted  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "proxy.cli", half)
+    assert start() == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, []),
+        ({"host": "0.0.0.0"}, ["open_to_the_network"]),
+        ({"disk_budget": "20"}, ["small_disk_budget"]),
+        ({"disk_budget": "20", "persist": False}, []),
+        ({"ctx_size": 8192, "engine_flags": ("-c", "4096")}, ["context_given_twice"]),
+        ({"ctx_size": 4096}, ["large_reply_reserve"]),
+    ],
+)
+def test_what_is_probably_not_meant(flags: dict[str, object], said: list[str]) -> None:
+    """One warning at start, and only where it is due."""
+    with structlog.testing.capture_logs() as logs:
+        _warn(load(flags))
+    assert [line["event"] for line in logs] == said
+    assert all("--allowed-host" in line["what"] for line in logs if line["event"] == "open_to_the_network")
+
+
+@pytest.mark.parametrize(("mode", "said"), [(0o600, []), (0o644, ["keys_readable_by_others"])])
+def test_a_key_file_for_all_to_read(mode: int, said: list[str], tmp_path: Path) -> None:
+    """It holds keys as they are."""
+    path = tmp_path / "keys"
+    path.write_text("a:b")
+    path.chmod(mode)
+    with structlog.testing.capture_logs() as logs:
+        _warn(load({"api_key_file": path}))
+    assert [line["event"] for line in logs] == said

@@ -87,3 +87,14 @@ def test_console_is_readable(out: io.StringIO) -> None:
     assert "listening" in out.getvalue()
     assert "port=1" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+def test_a_line_for_people() -> None:
+    """Fields in the order they were given, without those that are not known; scripts get all of them."""
+    for kind, said in (("console", True), ("json", False)):
+        out = io.StringIO()
+        logs.configure(kind, out=out)  # type: ignore[arg-type]
+        structlog.get_logger().info("answered", zeta=1, cause=None, alpha=2)
+        line = out.getvalue()
+        assert line.index("zeta") < line.index("alpha")
+        assert ("cause" not in line) is said

@@ -99,6 +99,44 @@ def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
     assert "orange" in sent(five)[-1]["content"]
 
 
+def test_agents_that_begin_alike_stay_apart() -> None:
+    """The same first words, system texts that differ in a word: nobody continues the other's line."""
+    talk = Talk()
+
+    def base(animal: str) -> Json:
+        return {"role": "system", "content": f"You help.\nYou are the agent called {animal}.\nBe kind.\nBe brief."}
+
+    first = {}
+    for animal in ("cat", "dog", "cow"):
+        first[animal] = talk.send([base(animal), user("one")], reply=answer(animal))
+    for animal in ("cow", "cat", "dog"):
+        second = talk.send([base(animal), user("one"), answer(animal), user("two")], reply=answer("end"))
+        assert second.found.match is Match.EXTENDS
+        assert is_prefix(first[animal], second)
+        assert animal in text(second)
+
+
+def test_two_directories_that_begin_alike_are_told_apart() -> None:
+    talk = Talk()
+    first = {}
+    for cwd in ("/home/u/one", "/home/u/two"):
+        first[cwd] = talk.send([system(cwd=cwd), user("fix it")], reply=answer("Same."))
+        assert first[cwd].found.match is Match.NEW
+    for cwd, other in (("/home/u/one", "/home/u/two"), ("/home/u/two", "/home/u/one")):
+        again = talk.send([system(cwd=cwd), user("fix it"), answer("Same."), user("go on")], reply=answer("End."))
+        assert is_prefix(first[cwd], again)
+        assert cwd in text(again)
+        assert other not in text(again)
+
+
+def test_the_same_words_on_another_day_are_told_the_day() -> None:
+    talk = Talk()
+    talk.send([system(), user("hello")])
+    again = talk.send([system("Mon Nov 30 2026"), user("hello")])
+    assert "Mon Nov 30 2026" in text(again)
+    assert "Sun Nov 29 2026" not in text(again)
+
+
 def test_tools_come_in_first_seen_order_and_spelling() -> None:
     talk = Talk()
     a, b, c = tool("a"), tool("b"), tool("c")

@@ -3,13 +3,13 @@
 import asyncio
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from proxy.cli import main
-from proxy.snapshots import _age, _size
+from proxy.snapshots import _age, _size, _table
 from proxy.state_dir import remember_budget
 from proxy.store import Store
 from tests.fakes.slot_bytes import slot_file
@@ -27,13 +27,13 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-async def fill(folder: Path) -> None:
+async def fill(folder: Path, counts: Iterable[int] = (3, 5)) -> None:
     """Two snapshots through the store."""
     store = await Store.open(folder, budget=2**20, max_lines=10)
     slots = folder / "slots"
     slots.mkdir(exist_ok=True)
     await store.add_dir(slots)
-    for count in (3, 5):
+    for count in counts:
         tokens, name = array("i", range(100, 100 + count)).tobytes(), store.temp_name(FINGERPRINT)
         (slots / name).write_bytes(slot_file(tokens))
         await store.publish(
@@ -135,6 +135,52 @@ def test_an_unknown_id_is_a_sentence(run: Run, words: tuple[str, ...]) -> None:
     said = run(*words, code=1)
     assert "'zz'" in said
     assert said.count("\n") == 1
+
+
+ROWS = [
+    ("id", "kind", "tokens", "size", "used", "model", "reason", "state"),
+    (
+        "0123456789abcdef",
+        "line",
+        "12,345",
+        "139.0 MiB",
+        "3 min ago",
+        "a-model-with-a-long-name-Q4_K_M",
+        "idle",
+        "pinned",
+    ),
+]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120, None])
+def test_a_narrow_table_has_fewer_columns(width: int | None) -> None:
+    """What is shown is shown whole: the id is what the other commands need."""
+    lines = _table(ROWS, width)
+    assert lines[1].startswith("0123456789abcdef  line  12,345")
+    assert width is None or max(map(len, lines)) <= width
+    assert ("a-model-with-a-long-name-Q4_K_M" in lines[1]) == (width is None or width >= 120)
+
+
+def test_a_pipe_gets_all_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No terminal, no width."""
+    monkeypatch.setenv("COLUMNS", "20")
+    head, first, *_ = run("ls").splitlines()
+    assert head.split() == list(ROWS[0])
+    assert "tiny" in first and "idle" in first
+
+
+@pytest.mark.parametrize("word", ["show", "pin", "unpin", "rm"])
+def test_an_empty_id(run: Run, word: str) -> None:
+    """Wrong usage, also with a server that would take it for the list's door."""
+    assert "ID is empty" in run(word, "", code=2)
+
+
+def test_an_id_of_many(run: Run, state: Path) -> None:
+    """It is said that there are several, not that there may be none."""
+    asyncio.run(fill(state, range(3, 40)))
+    beginning = next(c for c in "0123456789abcdef" if sum(str(s["id"])[0] == c for s in listed(run)) > 1)
+    assert f"snapshots have ids that begin with '{beginning}'" in run("show", beginning, code=1)
+    assert run("show", "zz", code=1).startswith("slotkeeper: No snapshot has an id that begins with 'zz'")
 
 
 def test_sizes_and_ages() -> None:

@@ -314,3 +314,30 @@ async def test_head_is_get_without_the_body(path: str, serve: Serve) -> None:
         answer = await wire.http.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
         assert "HEAD" not in {request.method for request in fake.requests}
+
+
+@pytest.mark.parametrize("name", ["fake", "fake.gguf"])
+async def test_one_model(name: str, wire: Wire) -> None:
+    """OpenAI's `models.retrieve`: the entry of the list."""
+    answer = await wire.get(f"/v1/models/{name}")
+    assert answer.json() == (await wire.get("/v1/models")).json()["data"][0]
+    assert answer.json()["context_length"] == 8192
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "a/b", "x" * 200])
+async def test_one_model_that_is_not_served(name: str, wire: Wire) -> None:
+    """404 in OpenAI's shape, with the names that are."""
+    answer = await wire.get(f"/v1/models/{name}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "model_not_found")
+    assert "Served are: fake." in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/v1/v1/models", "leave it out of the base URL"), (f"{CHAT}/", "the slash at its end")]
+)
+async def test_paths_that_are_nearly_right(path: str, said: str, wire: Wire) -> None:
+    """What to change is in the sentence."""
+    answer = await wire.post(path, chat("hi"))
+    assert answer.status_code == 404
+    assert said in answer.json()["error"]["message"]

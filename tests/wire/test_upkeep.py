@@ -4,11 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from llamacpp import engines as children
 from proxy import engines, keeper
+from proxy.api.ops import control_app
 from proxy.errors import StoreError
+from proxy.keeper import Keeper
+from proxy.snapshots import _removed
 from tests.fakes.llama import FakeLlama
 from tests.servers import until
 from tests.wire.conftest import Serve
@@ -127,3 +131,24 @@ async def test_a_store_that_fails_costs_no_request(
         monkeypatch.setattr(wire.service.store, "make_room", fails)
         monkeypatch.setattr(wire.service.store, "discard", fails)
         assert (await wire.post(CHAT, chat("another " * 200))).status_code == 200
+
+
+async def test_what_was_purged_is_not_saved_again(serve: Serve, tmp_path: Path) -> None:
+    """A person deleted the transcripts: an idle slot's is not written again unless its conversation goes on."""
+    (tmp_path / "slots").mkdir()
+    async with FakeLlama(slot_dir=tmp_path / "slots") as fake:
+        wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'slots'}",))
+        keeper, long = Keeper(wire.service), "a long enough opening " * 40
+        await wire.post(CHAT, chat(long))
+        await keeper.save_all(5)
+        assert len(wire.service.store.all()) == 1
+        control = httpx.ASGITransport(app=control_app(wire.service))
+        async with httpx.AsyncClient(transport=control, base_url="http://slotkeeper") as client:
+            answer = (await client.post("/snapshots/purge")).json()
+        assert (answer["removed"], answer["in_memory"]) == (1, 1)
+        assert "until the server stops" in _removed(answer)
+        await keeper.save_all(5)
+        assert wire.service.store.all() == []
+        await wire.post(CHAT, chat(long, " w0 w1 w2 w3", "and now"))
+        await keeper.save_all(5)
+        assert len(wire.service.store.all()) == 1
