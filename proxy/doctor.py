@@ -19,7 +19,8 @@ import structlog
 from llamacpp.determinism import SHORT, Comparison, compare_answers
 from llamacpp.engines.plan import cache_types
 from llamacpp.errors import EngineError, EngineSetupError
-from llamacpp.probes import BEYOND_WINDOW, LONGEST
+from llamacpp.memory import MemoryFacts
+from llamacpp.probes import BEYOND_WINDOW, LONGEST, Learned
 from proxy.config import Settings
 from proxy.engine import Engine
 from proxy.engines import Engines
@@ -130,7 +131,7 @@ def facts_of(
         prints_clock=engine.prints_clock,
         drops_reasoning=engine.drops_reasoning,
         unified=engine.unified if engine.spec else None,
-        swa_full="--swa-full" in words if engine.spec else None,
+        swa_full="--swa-full" in words if engine.spec else keeps_windows(engine.learned, engine.memory_facts()),
         speculative=engine.speculative,
         slot_dir=str(known_dir) if known_dir else None,
         persists=persists or engine.kind == "attached",
@@ -140,6 +141,14 @@ def facts_of(
         missing=(*engine.missing, *notes),
         compared=compared,
     )
+
+
+def keeps_windows(known: Learned, memory: MemoryFacts | None) -> bool | None:
+    """Whether an attached engine has --swa-full, as a file longer than a window shows: without it, older builds reuse
+    nothing of one, and newer ones write checkpoints into it. None: not known."""
+    if memory is None or not memory.n_swa or known.probed <= memory.n_swa or known.appended is None:
+        return None
+    return known.appended.is_effective and known.file_checkpoints is False
 
 
 async def alone(settings: Settings, *, probe: bool, determinism: bool) -> dict[str, Any]:

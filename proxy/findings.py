@@ -348,7 +348,8 @@ def _context(f: Facts) -> Iterator[Finding]:
     what = f"{f.n_ctx:,} tokens{of} can be used by one request"
     if f.n_ctx < SMALL_CTX and (not trained or trained > f.n_ctx):
         more = min(trained or SMALL_CTX, 32768)
-        cost = f", {size(kv_bytes_per_token(f.memory, *f.types) * (more - f.n_ctx))} more" if f.memory else ""
+        each = kv_bytes_per_token(f.memory, *f.types, swa_full=bool(f.swa_full)) if f.memory else 0.0
+        cost = f", {size(each * (more - f.n_ctx))} more" if each else ""
         lost = f"an agent's base alone has up to 15,000 tokens; {more:,} would do{cost}"
         yield Finding("context", "costs", what, lost, f"-c {more}")
     else:
@@ -358,6 +359,9 @@ def _context(f: Facts) -> Iterator[Finding]:
         yield Finding("context_split", "costs", "the context is split between the slots", lost, "--kv-unified")
     elif f.unified:
         yield Finding("context_split", "ok", "all slots share one pool")
+    elif f.unified is None and f.n_slots > 1:
+        what = "whether the slots share one pool does not show"
+        yield Finding("context_split", "unknown", what, "", "--kv-unified, which llama-server leaves out beside -np")
 
 
 # --- determinism ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from llamacpp.determinism import Comparison
 from llamacpp.engines.plan import Asked, plan
 from llamacpp.gguf import read_header
 from llamacpp.probes import Effect, Learned
+from proxy.doctor import keeps_windows
 from proxy.findings import Facts, Finding, findings, report
 
 TEMPLATE = TemplateFacts(
@@ -112,6 +113,7 @@ def test_what_was_learned(good: Facts, change: dict[str, Any], name: str, level:
         ({"drops_reasoning": True}, "template_reasoning", "costs", "processed again"),
         ({"prints_clock": True}, "template_clock", "costs", "midnight"),
         ({"unified": False, "n_ctx": 8192}, "context_split", "costs", "8,192 tokens although 32,768"),
+        ({"unified": None}, "context_split", "unknown", ""),
         ({"n_ctx": 8192}, "context", "costs", "24.0 MiB more"),
         ({"missing": ("It lacks metrics.",)}, "engine", "costs", ""),
     ],
@@ -174,6 +176,25 @@ def test_command_of_an_attached_engine(good: Facts) -> None:
         "llama-server -m '/my models/m.gguf' -c 32768 --kv-unified --no-cache-idle-slots --cache-ram 0 --metrics "
         "-np 4 --slot-save-path DIR"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "keeps"),
+    [
+        ({"appended": Effect(192, 192, 192)}, True),
+        ({"appended": Effect(192, 192, 0)}, False),
+        ({"appended": Effect(192, 192, 187), "file_checkpoints": True}, False),
+        ({"appended": None}, None),
+        ({"probed": 48}, None),
+    ],
+)
+def test_whole_windows_show_in_a_probe(
+    tiny_models: dict[str, Path], change: dict[str, Any], keeps: bool | None
+) -> None:
+    """Of an attached engine, whose flags nobody tells."""
+    facts = memory.facts(read_header(tiny_models["swa"]))
+    assert keeps_windows(replace(SEEN, **{"probed": 192, **change}), facts) is keeps
+    assert keeps_windows(SEEN, None) is None
 
 
 def comparison(apart: float, reused: int = 96) -> Comparison:
