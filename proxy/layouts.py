@@ -49,7 +49,10 @@ MOST_LEARNED = 64
 
 @dataclass(frozen=True, slots=True)
 class LaidBase:
-    """A base as it is sent. `texts`: of the leading messages; `system`, `tools_digest`: what decides the prefix."""
+    """A base as it is sent. `texts`: of the leading messages; `system`, `tools_digest`: what decides the prefix.
+
+    `opening`: system messages right behind the first user message (Claude Code's environment), laid out with it.
+    """
 
     leading: tuple[Json, ...]
     tools: list[Json] | None
@@ -59,6 +62,7 @@ class LaidBase:
     system: bytes
     tools_digest: bytes
     n_learned: int
+    opening: tuple[Json, ...] = ()
 
 
 @dataclass(slots=True)
@@ -101,32 +105,44 @@ class Layouts:
         known = self._tenants.get(tenant)
         return len(known.learned) if known else 0
 
-    def lay_out(self, tenant: str, leading: Sequence[Json], tools: object, raw: bytes, n_learned: int) -> LaidBase:
+    def lay_out(
+        self,
+        tenant: str,
+        leading: Sequence[Json],
+        tools: object,
+        raw: bytes,
+        n_learned: int,
+        opening: Sequence[Json] = (),
+    ) -> LaidBase:
         """The base of a request. `raw`: digest of the client's own; `n_learned`: how many learned spans count."""
         key = tenant, raw, n_learned
         if key not in self._laid:
-            self._laid[key] = self._lay_out(tenant, leading, tools, n_learned)
+            self._laid[key] = self._lay_out(tenant, leading, tools, n_learned, opening)
             if len(self._laid) > MOST_LAID:
                 self._laid.popitem(last=False)
         self._laid.move_to_end(key)
         return self._laid[key]
 
-    def _lay_out(self, tenant: str, leading: Sequence[Json], tools: object, n_learned: int) -> LaidBase:
+    def _lay_out(
+        self, tenant: str, leading: Sequence[Json], tools: object, n_learned: int, opening: Sequence[Json]
+    ) -> LaidBase:
         known = self._tenants.setdefault(tenant, _Tenant())
         given = tools if isinstance(tools, list) and all(isinstance(t, dict) for t in tools) else None
         is_told = n_learned != NO_RULES
         rules, learned = (self._rules, known.learned[:n_learned]) if is_told else ((), ())
-        laid = lay_out(leading, given, rules=rules, learned=learned)
+        laid = lay_out([*leading, *opening], given, rules=rules, learned=learned)
+        own, behind = laid.leading[: len(leading)], laid.leading[len(leading) :]
         ordered, reordered = self._ordered(tenant, known, laid)
         if given is None and tools is not None:
             ordered = tools  # nothing that we understand; the engine will say what it thinks of it
         return LaidBase(
-            leading=laid.leading,
+            leading=own,
+            opening=behind,
             tools=ordered,
             values=laid.values,
             changes=(*(c if c in self.rule_names else "learned" for c in laid.changes), *["tool_order"] * reordered),
-            texts=tuple(map(text_of, laid.leading)),
-            system=digest(*map(orjson.dumps, laid.leading)),
+            texts=tuple(map(text_of, own)),
+            system=digest(*map(orjson.dumps, own)),
             tools_digest=digest(orjson.dumps(ordered)),
             n_learned=n_learned,
         )
@@ -180,6 +196,14 @@ class Layouts:
 
     def _save(self, tenant: str, known: _Tenant) -> None:
         self._keep(tenant, _to_blob(known))
+
+
+def opening_of(messages: Sequence[Json], first_user: int | None) -> range:
+    """Positions of the system messages right behind the first user message; empty when there are none."""
+    end = start = 0 if first_user is None else first_user + 1
+    while 0 < end < len(messages) and messages[end].get("role") in ("system", "developer"):
+        end += 1
+    return range(start, end)
 
 
 def text_of(message: Json) -> str:

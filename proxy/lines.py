@@ -132,17 +132,21 @@ def new_line(who: Identity, prompt: Prompt, first_user: bytes, kind: str) -> Lin
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The line that a prompt belongs to or stems from. `shared`: messages in common; `held`: tokens, estimated."""
+    """The line that a prompt belongs to or stems from. `shared`: messages in common; `held`: tokens, estimated.
+
+    `is_twin`: nobody's name on it, and nothing in it that the line had not left behind: another one's beginning.
+    """
 
     line: Line | None
     match: Match
     shared: int = 0
+    is_twin: bool = False
 
     @property
     def is_same_line(self) -> bool:
         """The line goes on, if from the prompt before its newest: that one was a question in between (a suggestion, a
         summary) whose answer the client did not keep."""
-        if self.line is None or self.match is Match.NEW or self.match is Match.BASE:
+        if self.line is None or self.match is Match.NEW or self.match is Match.BASE or self.is_twin:
             return False
         return self.match is Match.EXTENDS or self.shared >= self.line.n_before > self.line.prompt.n_leading
 
@@ -234,7 +238,7 @@ class LineBook:
         if best is None:
             return Found(None, Match.NEW)
         if shared > prompt.n_leading:
-            return Found(best, Match.EDITED, shared)
+            return Found(best, Match.EDITED, shared, who.session is None and shared == len(prompt.chain))
         # A first message alone ("hello") says nothing: another base needs a session's name, or a history, to be one.
         is_same = who.session is not None or len(prompt.chain) - prompt.n_leading > 1
         return Found(best, Match.BASE, shared) if is_same else Found(None, Match.NEW)
@@ -284,9 +288,11 @@ class LineBook:
 
 
 def _fittest(lines: list[Line], shared: int, fits: Fits) -> tuple[int, Line | None]:
-    """The line that fits best, of equals the newest, and how well; None when each is another conversation's."""
-    scores = [(score, -i) for i, line in enumerate(lines) if (score := fits(line, shared)) is not None]
-    return (max(scores)[0], lines[-max(scores)[1]]) if scores else (0, None)
+    """The line that fits best, and how well; None when each is another conversation's. Of equals one that has no answer
+    running (a twin that asks at the same moment has taken it), and of those the newest."""
+    found = ((fits(line, shared), not line.running, -i) for i, line in enumerate(lines))
+    scores = [(score, *rest) for score, *rest in found if score is not None]
+    return (max(scores)[0], lines[-max(scores)[-1]]) if scores else (0, None)
 
 
 _Key = tuple[str, str | None, str | None, bytes]

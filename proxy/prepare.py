@@ -112,7 +112,7 @@ class _Repair:
         self._recognition = Recognition(service, request)
         self._repairs, self._line_changes = self._recognition.repairs, self._recognition.line_changes
         self._deferred: set[int] = set()
-        self._first_user = self._recognition.first_user
+        self._first_user, self._opening = self._recognition.first_user, self._recognition.opening
 
     async def run(self) -> Prepared:
         laid, found = await self._recognition.run()
@@ -176,7 +176,9 @@ class _Repair:
                 old, known = None, 0
         full, old = old, old.branch(known) if old is not None else None
         messages = [*laid.leading, *self._messages[self._n_leading :]]
-        altered = {i for i in range(self._n_leading) if messages[i] != self._messages[i]}
+        for i, message in zip(self._opening, laid.opening, strict=True):
+            messages[i] = message
+        altered = {i for i in (*range(self._n_leading), *self._opening) if messages[i] != self._messages[i]}
         if old is not None:
             altered |= self._from_ledger(old, messages)
         altered |= self._given_back(full, known, messages, is_edit=found.match is Match.EDITED)
@@ -251,13 +253,13 @@ class _Repair:
     def _noted(
         self, old: Ledger | None, known: int, laid: LaidBase, messages: list[Json], altered: set[int]
     ) -> list[tuple[int, dict[str, str]]]:
-        """Tells volatile values: the first ones in the first user message, changed ones in the newest message."""
-        first = self._first_user
-        if first is None:
+        """Tells volatile values: first ones in the first user message (or its opening), changed ones in the newest."""
+        if self._first_user is None:
             return []
-        if old is None or first >= known:
+        first = self._opening[-1] if self._opening else self._first_user
+        if old is None or (first >= known and not old.told_before(known)):
             if laid.values:
-                messages[first] = with_note(messages[first], first_note(laid.values), front=True)
+                messages[first] = with_note(messages[first], first_note(laid.values), front=not self._opening)
                 altered.add(first)
             told = [(first, {v.name: v.text for v in laid.values})]
             at = self._append(messages, altered, [line_note(b, n) for b, n in self._line_changes], first)

@@ -20,7 +20,7 @@ from policies.placeholders import resolved
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained
 from proxy.errors import StoreError
-from proxy.layouts import NO_RULES, LaidBase, text_of
+from proxy.layouts import NO_RULES, LaidBase, opening_of, text_of
 from proxy.lines import Found, Line
 from proxy.service import Service
 
@@ -45,6 +45,7 @@ class Recognition:
         self.repairs: list[str] = []
         self.line_changes: list[tuple[str, str]] = []
         self.first_user = next((i for i, m in enumerate(self._messages) if m.get("role") == "user"), None)
+        self.opening = opening_of(self._messages, self.first_user)
 
     async def run(self) -> tuple[LaidBase, Found]:
         """The base as it is to be sent, and the line."""
@@ -60,14 +61,17 @@ class Recognition:
 
     def _lay_out(self, n_learned: int) -> LaidBase:
         p = self._request.prompt
-        leading = self._messages[: self._n_leading]
+        leading, opening = self._messages[: self._n_leading], [self._messages[i] for i in self.opening]
+        raw = digest(p.system, p.tools, *(self._request.raws[i] for i in self.opening))
         return self._service.layouts.lay_out(
-            self._tenant, leading, self._request.body.get("tools"), digest(p.system, p.tools), n_learned
+            self._tenant, leading, self._request.body.get("tools"), raw, n_learned, opening
         )
 
     def prompt(self, laid: LaidBase) -> Prompt:
         p, r = self._request.prompt, self._request
-        entries = (laid.system,) * self._n_leading + r.normals[self._n_leading :]
+        entries = [*(laid.system,) * self._n_leading, *r.normals[self._n_leading :]]
+        for i, message in zip(self.opening, laid.opening, strict=True):
+            entries[i] = digest(orjson.dumps(message))
         chain = chained(digest(laid.system, laid.tools_digest, p.params), entries)
         return Prompt(laid.system, laid.tools_digest, p.params, chain, p.sizes, p.n_leading)
 

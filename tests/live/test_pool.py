@@ -68,7 +68,9 @@ async def test_many_at_once(proxy_server: StartProxy) -> None:
     """More conversations than slots, more tokens than the pool holds: all answered, none mixed up."""
     proxy = await proxy_server("--parallel", "2", "--ctx-size", "2048", model="dense", engine_flags=CHATML)
     words = [" cat", " dog", " cow", " hen", " bee"]
-    talks = [Conversation(proxy, foxes(300, f"Agent{word}"), word.strip()) for word in words]
+    # Nothing in common: what one conversation loses, no other one's slot has.
+    bases = [foxes(300, f"Agent{word}").replace("fox", word.strip()) for word in words]
+    talks = [Conversation(proxy, base, word.strip()) for base, word in zip(bases, words, strict=True)]
 
     async def two_turns(talk: Conversation, word: str) -> list[Turn]:
         bias = {"logit_bias": [[word, 50]]}
