@@ -227,8 +227,7 @@ class Engines:
         tell(sums, spec)
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
         engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
-        engine.slot_dir, engine.can_rewind = self.settings.slots_dir, can_rewind(spec)
-        engine.chosen_template = chosen
+        engine.slot_dir, engine.can_rewind, engine.chosen_template = self.settings.slots_dir, can_rewind(spec), chosen
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
         if (n_bytes := file_bytes_per_token(spec.model)) > 0:
             engine.costs.expect(n_bytes)

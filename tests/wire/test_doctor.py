@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from proxy.api.ops import control_app
 from proxy.cli import _control, main
@@ -18,6 +20,16 @@ from tests.wire.conftest import Serve
 from tests.wire.wire import CHAT, Wire
 
 Doctor = Callable[..., Awaitable[dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def log() -> Iterator[None]:
+    """The command sets this process's log up; the former configuration comes back."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:], root.level = before
 
 
 @asynccontextmanager

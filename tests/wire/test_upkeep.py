@@ -22,7 +22,7 @@ from tests.wire.wire import CHAT, chat
 class FakeChild:
     """A child engine that runs for ever: the fake on its port."""
 
-    kind, api_key = "binary", ""
+    kind, api_key, build = "binary", "", "b1"
 
     def __init__(self, fake: FakeLlama) -> None:
         self.base_url = fake.url
