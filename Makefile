@@ -1,5 +1,6 @@
 # make run   a fresh clone to a serving proxy (embedded engine, demo model)
 # make test  a fresh clone to a green suite
+# make observe  Slotkeeper, Prometheus (Debian's) and a small session: what each dashboard query returns
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
 
-.PHONY: run test lint test-native bench clean
+.PHONY: run test lint test-native bench observe clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.embedded
@@ -27,6 +28,9 @@ test-native: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python -m tests.bench $(ARGS)
+
+observe: $(VENV)/.test
+	$(BIN)/python -m tests.observe
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

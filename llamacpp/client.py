@@ -42,7 +42,8 @@ class LlamaClient:
 
     def __init__(self, base_url: str, api_key: str | None = None, *, connections: int = 256) -> None:
         self.base_url = base_url.rstrip("/")
-        self._headers = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "slotkeeper"}
+        self._headers = {"accept": "*/*", "accept-encoding": "identity", "connection": "keep-alive"}
+        self._headers["user-agent"] = "slotkeeper"
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         # Transports, not clients: httpx.AsyncClient looks for cookies, redirects and logins, of which llama-server has

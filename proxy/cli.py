@@ -22,7 +22,18 @@ from llamacpp.engines.flags import MODEL_FLAGS, refuse_reserved, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
 from llamacpp.engines.model_file import check_model
 from llamacpp.errors import EngineError, EngineSetupError
-from proxy import __version__, audit_cli, control, doctor_cli, explain_cli, fetch, logs, snapshots, tenants
+from proxy import (
+    __version__,
+    audit_cli,
+    control,
+    doctor_cli,
+    explain_cli,
+    fetch,
+    logs,
+    sd_notify,
+    snapshots,
+    tenants,
+)
 from proxy.config import Settings, load
 from proxy.errors import SlotkeeperError, StoreError, UsageError
 from proxy.flags import with_settings
@@ -173,6 +184,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             host, port = listener.getsockname()[:2]
             _warn(settings)
             log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
+            if service is not None:
+                await stack.enter_async_context(sd_notify.told(service.is_ready, service.engines.why_not_ready))
             await server.serve(sockets=[listener])
     if stop.failure is not None:
         raise stop.failure

@@ -37,7 +37,7 @@ from proxy.errors import UsageError
 
 ENV_PREFIX = "SLOTKEEPER_"
 OTHER_VARIABLES = frozenset(
-    {"CONFIG", "CACHE_DIR", "DEBUG", "ENGINE_API_KEY", "TEST_SERVER", "LLAMA_CPP", "TRACES", "KEY"}
+    {"CONFIG", "CACHE_DIR", "DEBUG", "ENGINE_API_KEY", "TEST_SERVER", "TEST_TOOLS", "LLAMA_CPP", "TRACES", "KEY"}
 )
 """Names of variables with our prefix that are no settings; KEY is what the README has Codex send."""
 _KUBERNETES = re.compile(ENV_PREFIX + r"(SERVICE_|PORT_\d)")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -120,6 +121,10 @@ class Engine:
     """Of a fixed clock, what stands in prompts: by whether there is a system message and whether there are tools."""
     n_requests: int = 0
     """Requests that it was picked for and that are not over."""
+    n_unseen: int = 0
+    """Of all that it works on, requests that send no events: it must not be polled meanwhile (design.md, rule 7)."""
+    last_unseen: float = 0.0
+    """When the last of them ended, by `clock`."""
     costs: Costs = field(default_factory=Costs)
     clock: Callable[[], float] = time.monotonic
     missing: list[str] = field(default_factory=list)
@@ -186,6 +191,16 @@ class Engine:
         if self._header is None or self._header[0] != path:
             self._header = path, memory_facts(path)
         return self._header[1]
+
+    @asynccontextmanager
+    async def unseen(self, is_unseen: bool) -> AsyncIterator[None]:
+        """A request without events, if it is one, runs as long as the body does."""
+        self.n_unseen += is_unseen
+        try:
+            yield
+        finally:
+            self.n_unseen -= is_unseen
+            self.last_unseen = self.clock() if is_unseen else self.last_unseen
 
     def require_ready(self) -> None:
         """Raises EngineStarting (ours) or EngineDown (attached) when it cannot be asked now."""

@@ -270,7 +270,8 @@ class Exchange:
         r = self.request
         body = r.sent(slot.id, may_reuse=may_reuse)
         self.clock.sent = time.perf_counter()
-        async with engine.client.stream("POST", r.path, orjson.dumps(body)) as response:
+        stream = engine.client.stream("POST", r.path, orjson.dumps(body))
+        async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
                 raise answered(response.status_code, await response.aread())
             if r.is_unseen:

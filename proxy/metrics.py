@@ -4,7 +4,7 @@ Labels come from closed sets: a value outside its set is a mistake of ours and r
 that was not announced by `add_engine` is counted as "other", so that no client can make series.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from prometheus_client import (
@@ -15,8 +15,11 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
+from llamacpp.exposition import Family
 from proxy import __version__
 from proxy.errors import Outcome
 
@@ -63,6 +66,8 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call] # one more series per counter that nobody reads
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self._passed = _Passed()
+        self.registry.register(self._passed)
         self._engines: dict[str, str] = {}
         self._models: set[str] = set()
         self._rules: set[str] = set()
@@ -78,7 +83,27 @@ class Metrics:
         if self._engines.get(engine) != model:
             self._engines[engine] = model
             self._models.add(model)
+            self._begin(engine, model if capacity else None)
         self._capacity.labels(engine).set(capacity)
+
+    def _begin(self, engine: str, model: str | None) -> None:
+        """Counters begin at 0 where their labels are known: increase() does not see the step to a first value."""
+        for counter in (self._waits, self._evictions, self._restarts, self._saved_bytes):
+            counter.labels(engine)
+        for counter, values in (
+            (self._placements, Decision),
+            (self._saves, SaveReason),
+            (self._save_failures, SaveReason),
+            (self._restores, RestoreOutcome),
+        ):
+            for value in get_args(values):
+                counter.labels(engine, value)
+        if model is not None:
+            for cause in get_args(Cause):
+                self._reprocessed.labels(engine, model, cause)
+            for kind in get_args(Kind):
+                for counter in self._by_model_and_kind:
+                    counter.labels(engine, model, kind)
 
     # -- counters ---------------------------------------------------------------------------------------------------
 
@@ -196,6 +221,14 @@ class Metrics:
         self._snapshot_bytes.set(n_bytes)
         self._snapshot_budget.set(budget)
 
+    def set_limit(self, waiting: int) -> None:
+        """The most requests that may wait for an engine."""
+        self._waiting_limit.set(waiting)
+
+    def set_passed(self, families: Mapping[str, Sequence[Family]]) -> None:
+        """llama-server's own metrics, by engine."""
+        self._passed.families = {self._engine(name): found for name, found in families.items()}
+
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where the Accept header asks for it, else text."""
         encoder, content_type = choose_encoder(accept)
@@ -225,10 +258,17 @@ class Metrics:
         self._predicted = c("predicted_tokens", "Generated tokens (predicted_n).", who)
         self._prompt_seconds = c("prompt_seconds", "Seconds the engine spent on prompts (prompt_ms).", who)
         self._predicted_seconds = c("predicted_seconds", "Seconds the engine spent generating (predicted_ms).", who)
+        self._by_model_and_kind = (
+            *(self._prompt_tokens, self._cached, self._processed, self._predicted),
+            *(self._prompt_seconds, self._predicted_seconds),
+        )
 
     def _make_event_counters(self) -> None:
         c = self._counter
         self._requests = c("requests", "Model requests ended (counted at settling).", ("dialect", "kind", "outcome"))
+        for dialect in get_args(DialectLabel):
+            for outcome in get_args(Outcome):
+                self._requests.labels(dialect, "main", outcome)
         self._dropped = c(
             "dropped_fields", "Fields of requests without effect on the engine (readers of the dialects).", ("dialect",)
         )
@@ -273,6 +313,7 @@ class Metrics:
         self._slot_tokens = g("slot_tokens", "Tokens held in slots (slot table).", _ENGINE)
         self._capacity = g("context_tokens_capacity", "Tokens that an engine's context holds (/props).", _ENGINE)
         self._waiting = g("waiting_requests", "Requests waiting (waiting line).", _ENGINE)
+        self._waiting_limit = g("waiting_limit", "Most requests that may wait for an engine (--max-waiting).")
         self._up = g("engine_up", "1 while the engine answers /health with 200, else 0.", _ENGINE)
         self._lines = g("lines", "Conversations remembered (ledgers).")
         self._snapshots = g("snapshots", "Slot files on disk (store).")
@@ -290,6 +331,35 @@ class Metrics:
 
     def _model_kind(self, engine: str, model: str, kind: Kind) -> tuple[str, str, str]:
         return self._engine(engine), self._model(model), _checked(kind, Kind)
+
+
+class _Passed(Collector):
+    """llama-server's own metrics under its own names, `llamacpp:` written `llamacpp_`, with the engine as a label."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, Sequence[Family]] = {}
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """One family per name and set of labels; engines of several builds may differ in what they have."""
+        made: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        names: dict[str, tuple[str, ...]] = {}
+        for engine, families in self.families.items():
+            for family in (f for f in families if f.samples):
+                labels = tuple(name for name, _ in family.samples[0].labels)
+                if family.name not in made:
+                    made[family.name], names[family.name] = _metric(family, labels), labels
+                for sample in family.samples if names[family.name] == labels else ():
+                    made[family.name].add_metric([engine, *(v for _, v in sample.labels)], sample.value)
+        yield from made.values()
+
+
+def _metric(family: Family, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    name, text = (
+        f"llamacpp_{family.name.removesuffix('_total')}",
+        f"{family.help or 'No words of its own'} (llama-server).",
+    )
+    return kind(name if family.kind == "counter" else f"llamacpp_{family.name}", text, labels=("engine", *labels))
 
 
 def _checked(value: str, allowed: object) -> str:

@@ -11,6 +11,7 @@ import structlog
 
 from proxy.api.read import Json
 from proxy.config import Settings
+from proxy.engine_metrics import EngineMetrics
 from proxy.engines import Engines
 from proxy.errors import Dialect, ShuttingDown
 from proxy.explain import Explainer, texts_of
@@ -58,10 +59,12 @@ class Service:
     stopping: bool = False
     running: set[Exchange] = field(default_factory=set)
     explainer: Explainer = field(init=False)
+    engine_metrics: EngineMetrics = field(init=False)
     _dropped: set[str] = field(default_factory=set)
     _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
+        self.engine_metrics = EngineMetrics(self.tasks)
         self.explainer = Explainer(self.tasks, self.lines.get, self._explained)
 
     def _explained(self, record: Record) -> None:
@@ -104,6 +107,10 @@ class Service:
         if new:
             self._dropped.update(new)
             log.info("fields_without_effect", dialect=dialect, fields=new)
+
+    def is_ready(self) -> bool:
+        """What /readyz says: an engine can be asked, and we do not stop."""
+        return not self.stopping and self.engines.is_ready()
 
     def begin_stop(self, *, at_once: bool) -> None:
         """No new requests; those that run get most of the drain time, or none, and are told why they end."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from proxy import sd_notify
+
 if TYPE_CHECKING:
     from proxy.service import Service
 
@@ -81,6 +83,7 @@ class Stop:
             return
         self._asked = True
         log.info("stopping", **said)
+        sd_notify.stopping()
         watchdog = threading.Timer(self.deadline + STOP_GRACE, self._cut_off)
         watchdog.daemon = True
         watchdog.start()

@@ -62,6 +62,7 @@ class Writer:
             change(self._batch)
             if not self._flush_queued:
                 self._flush_queued = True
+                self._hurry.clear()  # what jobs before this one had set
                 self._pool.submit(self._flush_soon)
 
     def forget_pending(self, line: str | None = None) -> None:

@@ -57,6 +57,8 @@ class AsgiOut:
         self.error_event: Callable[[SlotkeeperError], bytes] = errors.event
         """An error inside a stream that has begun; a dialect's writer knows its own."""
         self.started = False
+        self.ended = False
+        """The client's answer is whole: a disconnect from now on is no leaving (uvicorn reports one in any case)."""
         self._sending_since: float | None = None
 
     @property
@@ -77,6 +79,7 @@ class AsgiOut:
 
     async def end(self) -> None:
         """Ends the body."""
+        self.ended = True
         await self._pass_on({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_on(self, message: Message) -> None:
@@ -175,7 +178,8 @@ class ModelDoor:
 
 
 async def until_left(work: asyncio.Task[None], receive: Receive, out: AsgiOut) -> None:
-    """Runs `work` to its end, or cancels it: at once when the client disconnects, soon when it stops reading."""
+    """Runs `work` to its end, or cancels it: at once when the client disconnects before its answer has ended, soon when
+    it stops reading."""
     gone = asyncio.create_task(_disconnected(receive))
     try:
         # One look now and then for all: a timer around every single event is a tenth of the proxy's work.
@@ -187,7 +191,7 @@ async def until_left(work: asyncio.Task[None], receive: Receive, out: AsgiOut) -
                 break
     finally:
         gone.cancel()
-        if not work.done():
+        if not work.done() and not out.ended:
             work.cancel()
         await asyncio.gather(work, gone, return_exceptions=True)
     if not work.cancelled() and (error := work.exception()) is not None and not isinstance(error, OSError | ClientLeft):

@@ -38,7 +38,7 @@ class Ops:
         """200 when an engine can be asked and the index is loaded, else 503 with the reason."""
         if self._service.stopping:
             return JSONResponse({"status": "stopping"}, 503, {"retry-after": "5"})
-        if self._service.engines.is_ready():
+        if self._service.is_ready():
             return JSONResponse({"status": "ready"})
         reason = self._service.engines.why_not_ready()
         return JSONResponse({"status": "not ready", "reason": reason}, 503, {"retry-after": "2"})
@@ -46,6 +46,8 @@ class Ops:
     async def metrics(self, request: Request) -> Response:
         """Prometheus text, or OpenMetrics when asked for."""
         self._admin(request)
+        s = self._service
+        s.metrics.set_passed(await s.engine_metrics.read(s.engines.all))
         self._gauges()
         body, content_type = self._service.metrics.render(request.headers.get("accept", ""))
         return Response(body, media_type=content_type)
@@ -86,6 +88,7 @@ class Ops:
         s.metrics.set_store(
             lines=len(s.lines), snapshots=len(store.all()), n_bytes=store.total_bytes, budget=store.budget
         )
+        s.metrics.set_limit(s.settings.max_waiting)
 
 
 def _last(request: Request, default: str) -> int:

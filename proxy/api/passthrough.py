@@ -68,7 +68,8 @@ class Passthrough:
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
         engine = self._service.engines.pick(request.query_params.get("model"), "embedding")
         engine.require_ready()
-        return _response(await self._ask(engine, request, raw))
+        async with engine.unseen(True):
+            return _response(await self._ask(engine, request, raw))
 
     async def admin(self, request: Request) -> Response:
         """A write to the engine: refused unless --allow-engine-admin; our table is checked against it afterwards."""

@@ -79,15 +79,15 @@ _ECHOED: Final[dict[str, object]] = {
     "metadata": {},
     "parallel_tool_calls": True,
     "prompt_cache_key": None,
-    "reasoning": None,
     "safety_identifier": None,
     "temperature": None,
-    "text": {"format": {"type": "text"}},
     "top_logprobs": None,
     "top_p": None,
     "user": None,
 }
 """What the answer repeats of the request, with what stands there when the request is silent."""
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""The efforts that the API has; a template may know others, which reach it, too."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDED: Final = (_LOGPROBS, "reasoning.encrypted_content")
 
@@ -101,7 +101,7 @@ def read(body: Json, headers: Mapping[str, str]) -> Translated:
     sent: Json = {key: value for key, value in body.items() if key not in _NOT_SENT and value is not None}
     _note_idle(body, dropped)
     _add_settings(body, tools, sent, dropped)
-    echo = _echo(body, tools)
+    echo = _echo(body, tools, sent)
     asked = _encoded(echo, tools, sent)
     messages = messages_of(body.get("input"), tools, dropped)
     if (instructions := body.get("instructions")) is not None:
@@ -182,6 +182,10 @@ def _add_format(text: Json, sent: Json, dropped: dict[str, None]) -> None:
         if not isinstance(wanted.get("schema"), dict):
             raise BadRequest("'text.format.schema' is missing or not an object.", param="text.format.schema")
         schema = {key: value for key, value in wanted.items() if key != "type" and value is not None}
+        for key, wants in (("name", str), ("description", str), ("strict", bool)):
+            if not isinstance(schema.get(key, wants()), wants):
+                at = f"text.format.{key}"
+                raise BadRequest(f"'{at}' is a {type(schema[key]).__name__}; send a {wants.__name__}.", param=at)
         sent["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif kind == "json_object":
         sent["response_format"] = {"type": "json_object"}
@@ -211,13 +215,17 @@ def _add_stream_options(body: Json, sent: Json, dropped: dict[str, None]) -> Non
         sent["stream_options"] = {**options, "include_usage": True}
 
 
-def _echo(body: Json, tools: Tools) -> Json:
-    """Nothing is stored or cut, whatever was asked."""
+def _echo(body: Json, tools: Tools, sent: Json) -> Json:
+    """What the answer says of the request: what had effect, in values that a strict client can read. Nothing is stored
+    or cut, whatever was asked."""
     echo: Json = {name: silent if (value := body.get(name)) is None else value for name, silent in _ECHOED.items()}
-    if not echo["text"].get("format"):
-        echo["text"] = {**echo["text"], "format": {"type": "text"}}
+    asked = (body.get("text") or {}).get("format") or {"type": "text"}
+    schema = (sent.get("response_format") or {}).get("json_schema")
+    effort = sent.get("reasoning_effort")
     return echo | {
-        "tool_choice": "auto" if (choice := body.get("tool_choice")) is None else choice,
+        "reasoning": {"effort": effort} if effort in _EFFORTS else None,
+        "text": {"format": {"type": asked["type"]} | ({"name": ""} | schema if schema else {})},
+        "tool_choice": sent.get("tool_choice", "auto"),
         "tools": tools.echo,
         "background": False,
         "previous_response_id": None,

@@ -82,10 +82,9 @@ class _Reader:
 
     def take(self, tool: Json, where: str) -> None:
         kind = _text(tool, "type", where)
-        self.echo.append(tool)
         if kind == "function":
-            self._found.append((None, self._function(tool, where)))
-            self.echo[-1] = {"description": None, "parameters": None, "strict": True, **tool}
+            self._found.append((None, function := self._function(tool, where)))
+            self.echo.append(_echoed(function))
         elif kind == "namespace":
             self._namespace(tool, where)
         else:
@@ -116,14 +115,19 @@ class _Reader:
             raise BadRequest(
                 f"'tools' of {where} is missing or not a list. Name the namespace's functions.", param=where
             )
+        kept: list[Json] = []
         for i, found in enumerate(inner):
             at = f"{where}.tools[{i}]"
             function = _object(found, at)
             kind = function.get("type", "function")
             if kind == "function":
-                self._found.append((namespace, self._function(function, at)))
+                self._found.append((namespace, function := self._function(function, at)))
+                kept.append(_echoed(function))
             else:
                 self._drop(kind if isinstance(kind, str) else "unknown")
+        about = tool.get("description")
+        description = about if isinstance(about, str) else ""
+        self.echo.append({"type": "namespace", "name": namespace, "description": description, "tools": kept})
 
     def _function(self, tool: Json, where: str) -> Json:
         """server-chat.cpp: `strict` is true unless said otherwise. Absent and null are the same here: the engine fails
@@ -145,6 +149,10 @@ class _Reader:
 
     def _drop(self, kind: str) -> None:
         self.dropped[f"tools.{kind[:MOST_LISTED]}"] = None
+
+
+def _echoed(function: Json) -> Json:
+    return {"type": "function", "description": None, "parameters": None, **function}
 
 
 def read_choice(given: object, dropped: dict[str, None]) -> str | None:

@@ -56,7 +56,9 @@ class FakeLlama:
         self.slots_endpoint, self.metrics_endpoint = slots_endpoint, metrics_endpoint
         self.cues: deque[Cue] = deque()
         self.chat_template = "chatml"
+        self.most = 10_000  # tokens of an answer, until the model ends its turn by itself
         self.loading = False
+        self.sleeping = False
         self.speculative = False
         self.requests: list[Request] = []
         self.model_requests: list[Request] = []
@@ -66,6 +68,8 @@ class FakeLlama:
         self.processed_total = 0
         self.reason_save_fails: str | None = None
         self.save_gate: asyncio.Event | None = None
+        self.metrics_gate: asyncio.Event | None = None
+        self.more_metrics = ""
         self.more_headers: tuple[str, ...] = ()
         self.junk: bytes | None = None
         self._changed = asyncio.Condition()
@@ -135,6 +139,8 @@ class FakeLlama:
         if found is None:
             return await _refuse(answer, 404, "not_found_error", "File Not Found")
         if isinstance(found, str):
+            if self.metrics_gate is not None:
+                await self.metrics_gate.wait()
             return await answer.whole(200, found.encode(), "text/plain; version=0.0.4")
         await answer.json(found)
 
@@ -148,7 +154,9 @@ class FakeLlama:
         if door == "GET /slots" and self.slots_endpoint:
             return [self._slot_report(i, slot) for i, slot in enumerate(self.slots)]
         if door == "GET /metrics" and self.metrics_endpoint:
-            return f"llamacpp:prompt_tokens_total {self.processed_total}\n"
+            name = "llamacpp:prompt_tokens_total"
+            text = f"# HELP {name} Of its own\n# TYPE {name} counter\n{name} {self.processed_total}\n"
+            return text + self.more_metrics
         if door == "POST /tokenize":
             content = request.body["content"]
             parts = content if isinstance(content, list) else [content]
@@ -178,7 +186,7 @@ class FakeLlama:
             "endpoint_metrics": self.metrics_endpoint,
             "chat_template": self.chat_template,
             "build_info": "b0-fake",
-            "is_sleeping": False,
+            "is_sleeping": self.sleeping,
         }
 
     def _slot_report(self, number: int, slot: Slot) -> dict[str, Any]:
@@ -237,7 +245,8 @@ class FakeLlama:
         if len(tokens) >= self.n_ctx:
             return await self._too_long(answer, len(tokens))
         async with self._in_slot(body.get("id_slot", -1)) as slot:
-            place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of}
+            most = min(self.n_ctx - len(tokens), self.most)
+            place = {"slot": slot, "number": self.slots.index(slot), "tokens_of": self.tokens_of, "most": most}
             run = Run(kind, body, tokens, cue, **place)
             self.processed_total += run.prompt_n
             slot.id_task = len(self.model_requests)

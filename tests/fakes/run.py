@@ -60,6 +60,8 @@ class Run:
         self.number: int = place["number"]
         self.tokens_of: Callable[[str], list[int]] = place["tokens_of"]
         limit = body.get("max_tokens", body.get("n_predict"))
+        if limit not in (None, -1):
+            limit = min(limit, place["most"])
         words = cue.text or [f" w{i}" for i in range(8 if limit in (None, -1) else limit)]
         self.words = words[:limit] if limit not in (None, -1) else words
         shared = _common(self.slot.tokens, tokens) if body.get("cache_prompt", True) else 0

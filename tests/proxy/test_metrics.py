@@ -5,7 +5,22 @@ from typing import Any
 
 import pytest
 
+from llamacpp.exposition import parse
 from proxy.metrics import Metrics
+
+# What GET /metrics of b11549 has, without its words and values.
+LLAMA_NAMES = {
+    "counter": "prompt_tokens_total prompt_tokens_cached_total prompt_seconds_total tokens_predicted_total "
+    "tokens_predicted_seconds_total n_decode_total n_tokens_max spec_decode_num_draft_tokens_total "
+    "spec_decode_num_accepted_tokens_total spec_decode_num_drafts_total",
+    "gauge": "prompt_tokens_seconds predicted_tokens_seconds requests_processing requests_deferred "
+    "n_busy_slots_per_decode",
+}
+LLAMA = "".join(
+    f"# HELP llamacpp:{name} Words of its own\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} 7\n"
+    for kind, names in LLAMA_NAMES.items()
+    for name in names.split()
+)
 
 # contract.md, Metrics: name -> labels. Counters without their _total.
 CONTRACT = {
@@ -34,6 +49,7 @@ CONTRACT = {
     "slot_tokens": {"engine"},
     "context_tokens_capacity": {"engine"},
     "waiting_requests": {"engine"},
+    "waiting_limit": set(),
     "engine_up": {"engine"},
     "lines": set(),
     "snapshots": set(),
@@ -71,6 +87,8 @@ def feed(metrics: Metrics) -> None:
     metrics.first_token("e0", "main", 0.2)
     metrics.queued("e0", "main", 0.0)
     metrics.finished("e0", "main", seconds=1.0, overhead=-0.001)
+    metrics.set_limit(64)
+    metrics.set_passed({"e0": parse(LLAMA)})
     metrics.set_engine("e0", up=True, slots={"idle": 2}, slot_tokens=77, waiting=1)
     metrics.set_store(lines=1, snapshots=2, n_bytes=3, budget=4)
 
@@ -150,3 +168,29 @@ def test_no_ratios(metrics: Metrics) -> None:
     """Base units only: nothing here is a percentage or a rate."""
     names = [f.name for f in metrics.registry.collect()]
     assert [n for n in names if re.search(r"ratio|percent|rate$|_ms", n)] == []
+
+
+def test_counters_begin_at_zero(metrics: Metrics) -> None:
+    """Where their labels are known: the step to a first value would be no increase."""
+    assert value(metrics, "evictions_total", engine="e0") == 0
+    assert value(metrics, "prompt_tokens_reprocessed_total", engine="e0", model="tiny", cause="evicted") == 0
+    assert value(metrics, "requests_total", dialect="chat", kind="main", outcome="overflow") == 0
+    metrics.add_engine("e1", "unknown", 0)  # not asked yet
+    assert value(metrics, "snapshot_restores_total", engine="e1", outcome="ok") == 0
+    assert b'model="unknown"' not in metrics.render()[0]
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_llama_servers_own_metrics(metrics: Metrics, accept: str) -> None:
+    """Under its names, with the engine as a label; one family for all engines, whatever each has."""
+    metrics.add_engine("e1", "tiny", 4096)
+    more = 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 3\n'
+    metrics.set_passed({"e0": parse(LLAMA), "e1": parse(LLAMA + "# TYPE llamacpp:requests_deferred gauge\n" + more)})
+    lines = metrics.render(accept)[0].decode().splitlines()
+    assert 'llamacpp_prompt_tokens_total{engine="e0"} 7.0' in lines
+    assert 'llamacpp_prompt_tokens_total{engine="e1"} 7.0' in lines
+    assert 'llamacpp_n_tokens_max{engine="e0"} 7.0' in lines
+    assert any(line.startswith("llamacpp_spec") and 'engine="e1",position="0"} 3' in line for line in lines)
+    assert sum(line.startswith("# TYPE llamacpp_requests_deferred ") for line in lines) == 1
+    metrics.set_passed({})
+    assert b"llamacpp_" not in metrics.render(accept)[0]

@@ -101,7 +101,10 @@ def test_usage_and_timings_are_the_engines() -> None:
 def test_an_answer_repeats_its_request() -> None:
     response = parse_stream(written([ROLE, *ending()])).response
     assert response["metadata"] == {"a": "b"}
-    assert [tool["type"] for tool in response["tools"]] == ["function", "namespace", "web_search"]
+    assert [tool["type"] for tool in response["tools"]] == [
+        "function",
+        "namespace",
+    ]  # what the engine cannot is left out
     assert response["tool_choice"] == "auto" and response["truncation"] == "disabled"
     assert response["created_at"] == 1700000000 and response["model"] == "m"
 

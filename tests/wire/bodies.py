@@ -237,6 +237,11 @@ EVILS: dict[str, bytes] = {
     "deep tools": asked(b'"x"')[:-1] + b',"tools":[{"name":"a","input_schema":' + nested(400) + b"}]}",
     "deep field": asked(b'"x"')[:-1] + b',"chat_template_kwargs":' + nested(400) + b"}",
     "huge number": asked(b'"x"')[:-1] + b',"seed":' + b"9" * 400 + b',"top_k":1e400}',
+    "unknown values": asked(b'"x"')[:-1]
+    + b',"stream":true,"reasoning":{"effort":"z","summary":"z"},"text":{"verbosity":"z"},'
+    b'"tool_choice":{"type":"z"},"tools":[{"type":"z","name":"z"},{"type":"namespace","name":"n","tools":[{"type":"z"}]}]}',
+    "unknown format": asked(b'"x"')[:-1]
+    + b',"stream":true,"text":{"format":{"type":"json_schema","schema":{},"z":5}}}',
     "many messages": b'{"messages":[' + b",".join([b'{"role":"user","content":"x"}'] * 5000) + b"]}",
     "broken image": asked(IMAGE),
     "result without a call": b'{"max_tokens":1,"messages":[{"role":"user","content":[{"type":"tool_result",'

@@ -33,6 +33,7 @@ class PickyLlama(FakeLlama):
 async def picky(serve: Serve) -> Any:
     """A proxy in front of a picky engine."""
     async with PickyLlama(n_ctx=100_000) as fake:
+        fake.most = 100
         yield await serve(fake)
 
 

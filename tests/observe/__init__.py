@@ -1,0 +1,1 @@
+"""A real Prometheus that scrapes a real Slotkeeper, and every dashboard query run against it (make observe)."""
