@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import structlog
 
 from llamacpp.errors import EngineError
+from llamacpp.reports import Timings
 from policies.causes import Cause
+from policies.checkpoints import after_prompt
 from policies.placement import SMALL_TAIL
 from policies.prefix import n_tokens
 from policies.slot_state import SlotEvent, SlotState
@@ -41,7 +43,7 @@ async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -
     """
     place = grant.place
     try:
-        source_file = await _keep_source(engine, grant)
+        source_file = await _keep_source(engine, grant, lines)
         for victim, eviction in zip(grant.victims, place.evictions, strict=True):
             await evict(engine, victim, lines, keep=eviction.save)
     finally:
@@ -62,14 +64,30 @@ async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -
     return Carried(place.action, place.predicted_cache_n)
 
 
-async def _keep_source(engine: Engine, grant: Grant) -> Snapshot | None:
+async def _keep_source(engine: Engine, grant: Grant, lines: LineBook) -> Snapshot | None:
     """The file that a fork copies, its slot given back; None when there is none."""
     if grant.source is None:
         return None
     try:
+        if grant.place.cut:
+            return await _cut_out(engine, grant.source, grant.place.cut, lines)
         return await save(engine, grant.source, "fork")
     finally:
         give_back(engine, grant.source)
+
+
+async def _cut_out(engine: Engine, slot: Slot, at: int, lines: LineBook) -> Snapshot | None:
+    """A file of a slot's first tokens, where a slot can be cut back and a file cannot. Its owner gets its end back."""
+    owner, tokens = slot.line, slot.tokens[: 4 * at]
+    await _end_at_boundary(engine, slot)
+    whole = engine.snapshot(slot.snapshot) if slot.snapshot and engine.table.saved_of(slot) == slot.n_tokens else None
+    whole = whole or await save(engine, slot, "fork")
+    if whole is None or owner is None or await prime(engine, slot, tokens) is None:
+        return None
+    cut = await save(engine, slot, "fork", kind="base")
+    if not await restore(engine, slot, whole, owner) and (line := lines.get(owner)) is not None:
+        line.lost = Cause.EVICTED
+    return cut
 
 
 async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
@@ -82,12 +100,20 @@ async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
         return
     if n_tokens(slot.tokens) < at:
         return
+    await prime(engine, slot, slot.tokens[: 4 * at])
+
+
+async def prime(engine: Engine, slot: Slot, tokens: bytes) -> Timings | None:
+    """Has a leased slot hold exactly these tokens, processing those that it lacks. None when the engine would not."""
     try:
-        await engine.client.prime(slot.id, slot.tokens[: 4 * at])
+        timings = await engine.client.prime(slot.id, tokens)
     except EngineError as error:
         log.warning("not_cut", engine=engine.name, slot=slot.id, error=str(error))
-        return
-    slot.tokens, slot.n_tokens = slot.tokens[: 4 * at], at
+        return None
+    slot.tokens, slot.n_tokens = tokens, n_tokens(tokens)
+    slot.checkpoints = after_prompt(engine.memory, slot.checkpoints, timings.cache_n, slot.n_tokens)
+    slot.rigid, slot.saved = min(slot.rigid, timings.cache_n), min(slot.saved, timings.cache_n)
+    return timings
 
 
 async def save(engine: Engine, slot: Slot, reason: SaveReason, kind: Kind = "line") -> Snapshot | None:
@@ -180,6 +206,7 @@ async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) ->
     slot.tokens, slot.tenant = store.tokens(snapshot), snapshot.tenant
     slot.n_tokens = slot.saved = report.n_tokens
     slot.rigid = 0 if engine.files_rewind else report.n_tokens
+    slot.checkpoints = engine.checkpoints_in(snapshot)
     slot.snapshot, slot.line, slot.was_restored = snapshot.id, owner, True
     await store.touch(snapshot.id)
     return True

@@ -22,6 +22,7 @@ from llamacpp.probes import Learned
 from llamacpp.render import Rendered, Renderer
 from llamacpp.reports import Props, SlotFileReport, SlotReport
 from llamacpp.templates import keep_reasoning, placeholder, prints_clock
+from policies.checkpoints import BEFORE_END, REWINDS, Checkpoints, Memory
 from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
 from proxy.engine_spec import memory_facts
@@ -91,6 +92,8 @@ class Engine:
     """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files): engine B's files hold
     the checkpoint before their end, engine A's do not (llama-server.md, "Slot files"), others are not known to. Until
     one did not."""
+    memory: Memory = REWINDS
+    """What it keeps where it cannot be rewound, and the flags that decide about checkpoints."""
     unified: bool = True
     plan: Plan | None = None
     """The sums behind its flags (ours, with the model's header at hand)."""
@@ -157,6 +160,12 @@ class Engine:
         """Slot files can be written and found again."""
         has_files = self.slot_dir is not None and self.store.persist
         return has_files and self.fingerprint is not None and not self.speculative
+
+    @property
+    def file_checkpoints(self) -> bool:
+        """Its slot files hold the checkpoints of their slot."""
+        known = self.learned.file_checkpoints
+        return self.kind == "embedded" if known is None else known
 
     @property
     def clock_values(self) -> tuple[tuple[str, str], ...]:
@@ -261,6 +270,8 @@ class Engine:
             rewind=self.can_rewind,
             rewind_files=self.files_rewind,
             step_back_files=self.files_step_back,
+            memory=self.memory,
+            file_checkpoints=self.file_checkpoints,
             save_cost=c.save / c.prefill,
             restore_cost=c.restore / c.prefill,
         )
@@ -281,7 +292,9 @@ class Engine:
         if not self.can_save or self.fingerprint is None:
             return ()
         facts = [
-            SnapshotFacts(s.id, s.n_tokens, min(s.n_tokens, common_prefix(self.store.tokens(s), tokens)))
+            SnapshotFacts(
+                s.id, s.n_tokens, min(s.n_tokens, common_prefix(self.store.tokens(s), tokens)), self.checkpoints_in(s)
+            )
             for s in self.store.candidates(tenant, self.fingerprint)
             if s.dir == self.slot_dir and s.effective is not False
         ]
@@ -290,6 +303,10 @@ class Engine:
     def snapshot(self, snapshot_id: str) -> Snapshot | None:
         """The snapshot of that id, if it is still there."""
         return self.store.get(snapshot_id)
+
+    def checkpoints_in(self, snapshot: Snapshot) -> Checkpoints:
+        """Those that its file surely brings along: it ends with a prompt (`carry_out.prime`)."""
+        return (max(1, snapshot.n_tokens - BEFORE_END),) if self.file_checkpoints and not self.memory.rewinds else ()
 
     async def report(self, slot: int) -> SlotReport | None:
         """What the engine says of one slot; None when it cannot or will not say."""

@@ -14,6 +14,7 @@ from llamacpp.engines import build, plan
 from llamacpp.engines.flags import spelled
 from llamacpp.engines.plan import Asked, Plan
 from llamacpp.errors import EngineSetupError
+from policies.checkpoints import REWINDS, Memory
 from proxy.config import Settings
 
 log = structlog.get_logger(__name__)
@@ -143,6 +144,28 @@ def can_rewind(spec: children.EngineSpec) -> bool:
     if spec.model is None or not spec.model.is_file():
         return True
     return "--swa-full" in (*spec.chosen, *spec.extra) or rewinds(spec.model)
+
+
+def slot_memory(spec: children.EngineSpec) -> Memory:
+    """What decides how far a slot of an engine of ours can go back; dense where its model's header is not at hand."""
+    facts = memory_facts(spec.model)
+    if facts is None:
+        return REWINDS
+    words = (*spec.chosen, *spec.extra)
+    most = _number(words, _CHECKPOINTS, None, least=0)
+    step = _number(words, _MIN_STEP, None, least=0)
+    usual = kept_memory(facts, swa_full="--swa-full" in map(spelled, words))
+    return replace(
+        usual,
+        most=usual.most if most is None else most,
+        min_step=usual.min_step if step is None else step,
+        micro_batch=_number(words, _UBATCH, None) or usual.micro_batch,
+    )
+
+
+def kept_memory(facts: memory.MemoryFacts, *, swa_full: bool = False) -> Memory:
+    """What a model's header says of it, with llama-server's own checkpoints."""
+    return Memory(window=0 if swa_full else facts.n_swa, recurrent=facts.kind in ("hybrid", "recurrent"))
 
 
 def file_bytes_per_token(model: Path | None) -> float:

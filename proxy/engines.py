@@ -16,11 +16,22 @@ from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
 from policies.causes import Cause
+from policies.checkpoints import REWINDS
 from policies.placement import SMALL_TAIL
 from proxy import fingerprint
 from proxy.config import Settings
 from proxy.engine import Engine, names_of
-from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, is_unified, rewinds, tell
+from proxy.engine_spec import (
+    can_rewind,
+    child_spec,
+    file_bytes_per_token,
+    is_unified,
+    kept_memory,
+    memory_facts,
+    rewinds,
+    slot_memory,
+    tell,
+)
 from proxy.engine_template import clock_advice, with_template
 from proxy.errors import BadRequest, StoreError, UnknownModel
 from proxy.learned import LearnedBook, learn_ways
@@ -231,6 +242,7 @@ class Engines:
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
         if (n_bytes := file_bytes_per_token(spec.model)) > 0:
             engine.costs.expect(n_bytes)
+        engine.memory = slot_memory(spec)
         engine.unified, engine.plan, engine.spec, engine.build = is_unified(spec), sums, spec, child.build
         self.tasks.spawn(self._keep_child(engine, spec, child), "keep-engine")
 
@@ -367,7 +379,9 @@ class Engines:
             found = await attached.inspect(engine.client, spec)
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
             engine.slot_dir = spec.slots if found.can_save else None
-            engine.can_rewind = engine.files_rewind = rewinds(Path(found.props.model_path))
+            facts = memory_facts(Path(found.props.model_path))
+            engine.memory = kept_memory(facts) if facts is not None else REWINDS
+            engine.can_rewind = engine.files_rewind = engine.memory.rewinds
             await self._take_over(engine, has_slots=found.has_slots)
         except EngineStarting:
             engine.why_not, engine.is_loading = "it is loading its model", True

@@ -18,7 +18,7 @@ from policies.placeholders import Resolver
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
-from proxy.carry_out import Carried, carry_out, give_back, save
+from proxy.carry_out import Carried, carry_out, give_back, prime, save
 from proxy.engine import Engine
 from proxy.engine_errors import answered, too_long, whatever
 from proxy.errors import ClientLeft, PoolExceeded, ShuttingDown, SlotkeeperError
@@ -26,7 +26,7 @@ from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import keep, prepare
 from proxy.relay import Out, Relay
-from proxy.rendering import process_base, render, render_pending
+from proxy.rendering import base_cuts, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, signs_of
 from proxy.slots import Grant, NeedsTokens, Runner, Slot, Want
@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 CLOSE_TO_FULL = 0.9
 """Share of the pool above which an estimate of a prompt's tokens is not good enough and it is rendered."""
+_MADE_ANEW = (Action.COLD, Action.RESTORE, Action.FORK)
+"""Placements behind which a prompt's base may still have to be processed."""
 CANCEL_SECONDS = 20.0
 """An engine notices a closed stream within 0.7 s (llama-server.md); a batch of a large model on a CPU takes longer."""
 NO_REPORT_SECONDS = 1.0
@@ -124,7 +126,7 @@ class Exchange:
                 await self._render(engine, want)
             grant = await self._acquire(engine, want)
             carried = await self._carry_out(engine, grant, want)
-            if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
+            if not engine.files_rewind and carried.action in _MADE_ANEW and not want.fresh:
                 await self._cut_base(engine, grant.target, want)
             await self._converse(engine, grant, want, found, carried)
         finally:
@@ -154,7 +156,7 @@ class Exchange:
         want.stem = found.line.id if found.line is not None and found.line is not line else None
         room = engine.table.capacity or engine.n_ctx
         is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
-        want.is_hot = slot is not None and r.door == "chat" and not r.fresh and not is_close
+        want.is_hot = slot is not None and not slot.was_restored and r.door == "chat" and not r.fresh and not is_close
         return want
 
     def _reserve(self, engine: Engine) -> int:
@@ -217,14 +219,22 @@ class Exchange:
             raise
 
     async def _cut_base(self, engine: Engine, slot: Slot, want: Want) -> None:
-        """Keeps the base of a cold prompt: its prefill ends with its client, like any other; its file does not."""
+        """Keeps the base of a new prompt: its prefill ends with its client, like any other; its file does not."""
+        for tokens in await self._or_abandon(base_cuts(engine, slot, self.request, want), engine, slot, want):
+            done = await self._or_abandon(prime(engine, slot, tokens), engine, slot, want)
+            if done is None:
+                return
+            slot.tenant, slot.line = want.tenant, want.line.id
+            self._base = done if self._base is None else done.after(self._base)
+            await self._to_its_end(save(engine, slot, "base", kind="base"), engine, slot)
+
+    async def _or_abandon(self, work: Coroutine[Any, Any, T], engine: Engine, slot: Slot, want: Want) -> T:
+        """Work in a leased slot that ends with its client; the slot's content is in doubt then."""
         try:
-            self._base = await process_base(engine, slot, self.request, want)
+            return await work
         except BaseException:
             self._abandon(engine, slot, want)
             raise
-        if self._base is not None:
-            await self._to_its_end(save(engine, slot, "base", kind="base"), engine, slot)
 
     async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
@@ -308,7 +318,7 @@ class Exchange:
         is_repaired = r.mode != "observe"
         self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
         slot.body, slot.base = body, r.prompt.base
-        fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
+        fill(slot, line, timings, engine.memory, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
             self._judge(engine, carried.snapshot, timings, is_effective=verdict.cause is not Cause.RESTORE_INEFFECTIVE)
         if verdict.cause is Cause.RESTORE_INEFFECTIVE:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from policies.checkpoints import Checkpoints
 from policies.placement import place
 from policies.prefix import common_prefix, n_tokens
 from policies.queue import MAX_BYPASSED, Waiting, order
@@ -73,6 +74,8 @@ class Slot:
     """Id of the snapshot that holds the first `saved` tokens."""
     rigid: int = 0
     """Its first tokens that can only be kept together (policies/types.SlotFacts)."""
+    checkpoints: Checkpoints = ()
+    """Where the engine can go back to (policies/checkpoints)."""
     was_restored: bool = False
     """Its content came from a file and no request has run on it since: GET /slots does not count it."""
     is_purged: bool = False
@@ -95,7 +98,7 @@ class Slot:
         """Its content is gone."""
         self.line = self.tenant = self.body = self.snapshot = self.n_left = None
         self.is_rendered, self.n_prompt, self.boundary, self.replies_return = True, None, None, False
-        self.n_tokens = self.saved = self.rigid = 0
+        self.n_tokens, self.saved, self.rigid, self.checkpoints = 0, 0, 0, ()
         self.tokens, self.was_restored, self.is_purged = b"", False, False
 
     def clear_owner(self) -> None:
@@ -254,6 +257,7 @@ class SlotTable:
             last_used=slot.last_used,
             prompt=slot.n_prompt,
             rigid=slot.rigid,
+            checkpoints=slot.checkpoints,
             settling=slot.state is SlotState.UNKNOWN,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from policies.checkpoints import Memory
 from policies.placement import GUEST_AT_MOST, SAVE_AT_LEAST, SMALL_TAIL, WAIT_WORTH, _choices, is_worth_saving, place
 from policies.types import Abilities, Action, Place, Question, SlotFacts, SnapshotFacts
 
@@ -20,6 +21,8 @@ ABILITIES = st.builds(
     restore=OFTEN,
     rewind=OFTEN,
     rewind_files=OFTEN,
+    memory=st.sampled_from([Memory(), Memory(window=128), Memory(recurrent=True)]),
+    file_checkpoints=st.booleans(),
     save_cost=st.sampled_from([0.05, 0.0, 0.9, 3.0]),
     restore_cost=st.sampled_from([0.02, 0.0, 2.0]),
 )
@@ -44,6 +47,7 @@ def slots(draw: st.DrawFn, number: int, n_prompt: int) -> SlotFacts:
         settling=not idle and draw(st.booleans()),
         prompt=draw(st.none() | part),
         rigid=draw(st.just(0) | st.just(0) | part),
+        checkpoints=tuple(sorted(draw(st.sets(part, max_size=3)))),
     )
 
 
@@ -110,7 +114,7 @@ def claim(q: Question, p: Place) -> int:
     """Cells that the target may come to hold: prompt and reserve, or more where more is moved into it."""
     moved = slot_of(q, p.slot).tokens if p.action in IN_PLACE else 0
     if p.source is not None:
-        moved = slot_of(q, p.source).tokens
+        moved = p.cut or slot_of(q, p.source).tokens
     if p.snapshot is not None:
         moved = next(s.tokens for s in q.snapshots if s.id == p.snapshot)
     assert q.capacity is not None
