@@ -27,6 +27,8 @@ BEYOND_WINDOW = 64
 """Tokens by which a file must be longer than a window to tell anything about it."""
 LONGEST = 4096
 """Most tokens of a file that is made to pass a window."""
+USELESS = 2
+"""Useless restores in a row after which an engine's files are not made any more: one may be an accident."""
 SLACK = 5
 """Tokens that a restore may lose and still be effective: a checkpoint lies 4 before a prompt's end."""
 TEXT = "Six grey cats sat on a long wall and counted 4711 birds, while the baker next door sold warm bread to all. "
@@ -63,8 +65,10 @@ class Learned:
     """What is known of an engine's ways; None: not known yet.
 
     pinned: `id_slot` is honoured. keeps_idle: idle slots keep their KV when another slot works. appended, diverged:
-    the last restore of each kind. file_checkpoints: slot files hold checkpoints. file_seen: its files are seen in the
-    slot directory. timings: answers say cache_n. probed: tokens that a probe's file held, 0 without one.
+    the last restore of each kind; useless: restores of the first kind in a row that gave (almost) nothing. steps_back:
+    a prompt that ends with its restored file finds its tokens. file_checkpoints: slot files hold checkpoints.
+    file_seen: its files are seen in the slot directory. timings: answers say cache_n. probed: tokens that a probe's
+    file held, 0 without one.
     """
 
     pinned: bool | None = None
@@ -75,6 +79,13 @@ class Learned:
     file_seen: bool | None = None
     timings: bool | None = None
     probed: int = 0
+    useless: int = 0
+    steps_back: bool | None = None
+
+    @property
+    def is_useless(self) -> bool:
+        """Its files are not worth making."""
+        return self.useless >= USELESS
 
 
 def file_length(n_swa: int, n_ctx: int, *, asked: bool) -> int:
@@ -109,7 +120,8 @@ async def probe(
             known = replace(known, keeps_idle=again.cache_n > 0)
         if file is not None and known.file_seen and (n_file > n_swa or not n_swa):
             mixed = base[: 4 * N_AT] + stranger[: 4 * (n_file - N_AT)]
-            known = replace(known, appended=await _restored(client, slot, file.name, longer, n_file, n_file))
+            seen = await _restored(client, slot, file.name, longer, n_file, n_file)
+            known = replace(known, appended=seen, useless=0 if seen.is_effective else USELESS)
             known = replace(known, diverged=await _restored(client, slot, file.name, mixed, n_file, N_AT))
         return replace(known, probed=n_file)
     finally:

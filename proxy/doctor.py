@@ -139,6 +139,7 @@ def facts_of(
         types=cache_types(words),
         given=settings.engine_flags,
         missing=(*engine.missing, *notes),
+        files_help=engine.files_help,
         compared=compared,
     )
 

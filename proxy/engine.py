@@ -18,11 +18,11 @@ from llamacpp.engines.flags import EngineSpec
 from llamacpp.engines.plan import Plan
 from llamacpp.errors import EngineError
 from llamacpp.memory import MemoryFacts
-from llamacpp.probes import Learned
+from llamacpp.probes import N_AT, Learned
 from llamacpp.render import Rendered, Renderer
 from llamacpp.reports import Props, SlotFileReport, SlotReport
 from llamacpp.templates import keep_reasoning, placeholder, prints_clock
-from policies.checkpoints import BEFORE_END, REWINDS, Checkpoints, Memory
+from policies.checkpoints import BEFORE_END, REWINDS, Checkpoints, Memory, reused
 from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
 from proxy.engine_spec import memory_facts
@@ -88,10 +88,6 @@ class Engine:
     can_rewind: bool = True
     files_rewind: bool = True
     """What was loaded from a slot file can be cut back too (policies/types.Abilities.rewind_files)."""
-    files_step_back: bool = True
-    """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files): engine B's files hold
-    the checkpoint before their end, engine A's do not (llama-server.md, "Slot files"), others are not known to. Until
-    one did not."""
     memory: Memory = REWINDS
     """What it keeps where it cannot be rewound, and the flags that decide about checkpoints."""
     unified: bool = True
@@ -135,7 +131,6 @@ class Engine:
     _header: tuple[Path | None, MemoryFacts | None] | None = None
 
     def __post_init__(self) -> None:
-        self.files_step_back = self.kind == "embedded"
         self.table = self._new_table(0)
         self.renderer = Renderer(self.client)
         self.known: OrderedDict[tuple[str, bytes], Rendered] = OrderedDict()
@@ -159,7 +154,23 @@ class Engine:
     def can_save(self) -> bool:
         """Slot files can be written and found again."""
         has_files = self.slot_dir is not None and self.store.persist
-        return has_files and self.fingerprint is not None and not self.speculative
+        return has_files and self.fingerprint is not None and not self.speculative and self.files_help
+
+    @property
+    def files_help(self) -> bool:
+        """A prompt that extends what was loaded from a file finds it: by the engine's rule, and by what was seen."""
+        if self.memory.rewinds or self.learned.is_useless:
+            return not self.learned.is_useless
+        n = self.memory.window + BEFORE_END + 1
+        kept = (n - BEFORE_END,) if self.file_checkpoints else ()
+        return reused(self.memory, n, n, n + 1, kept, from_file=True) > 0
+
+    @property
+    def files_step_back(self) -> bool:
+        """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files): where files hold
+        the checkpoint before their end (llama-server.md, "Slot files"), until one did not."""
+        known = self.learned.steps_back
+        return self.file_checkpoints if known is None else known
 
     @property
     def file_checkpoints(self) -> bool:
@@ -262,7 +273,9 @@ class Engine:
 
     def refresh_abilities(self) -> None:
         """Placement's prices from what was measured so far."""
-        c = self.costs
+        c, seen = self.costs, self.learned.diverged
+        if seen is not None and not seen.reused and seen.shared >= N_AT:
+            self.files_rewind = False  # its header could not be read, or the engine knows better
         self.table.abilities = replace(
             self.table.abilities,
             save=self.can_save,

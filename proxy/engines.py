@@ -380,8 +380,9 @@ class Engines:
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
             engine.slot_dir = spec.slots if found.can_save else None
             facts = memory_facts(Path(found.props.model_path))
-            engine.memory = kept_memory(facts) if facts is not None else REWINDS
-            engine.can_rewind = engine.files_rewind = engine.memory.rewinds
+            engine.can_rewind = engine.files_rewind = facts is None or facts.kind == "dense"
+            # Whether it keeps windows whole does not show: what it gives is seen then.
+            engine.memory = kept_memory(facts) if facts is not None and not facts.n_swa else REWINDS
             await self._take_over(engine, has_slots=found.has_slots)
         except EngineStarting:
             engine.why_not, engine.is_loading = "it is loading its model", True

@@ -320,7 +320,7 @@ class Exchange:
         slot.body, slot.base = body, r.prompt.base
         fill(slot, line, timings, engine.memory, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
-            self._judge(engine, carried.snapshot, timings, is_effective=verdict.cause is not Cause.RESTORE_INEFFECTIVE)
+            self._judge(carried.snapshot, timings, is_effective=verdict.cause is not Cause.RESTORE_INEFFECTIVE)
         if verdict.cause is Cause.RESTORE_INEFFECTIVE:
             engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)
         if r.fresh:
@@ -334,13 +334,11 @@ class Exchange:
         engine.refresh_abilities()
         engine.table.release(slot)
 
-    def _judge(self, engine: Engine, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
+    def _judge(self, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
         """What a restore was worth. A file that ends with the prompt may be useless for this prompt alone, where the
-        engine cannot go back by a token: the next turn extends it."""
+        engine cannot go back by a token (Learned.steps_back): the next turn extends it."""
         if snapshot.n_tokens < timings.cache_n + timings.prompt_n:
             self.service.store.mark_effective(snapshot.id, is_effective)
-        elif not engine.files_rewind and timings.cache_n == 0:
-            engine.files_step_back = False
 
     def _unfinished(self, relay: Relay, runner: Runner | None) -> int:
         """What is known of an answer that broke off, for the record; tokens of its prompt if that was processed

@@ -42,7 +42,8 @@ class Facts:
     """What is known of an engine.
 
     unified, swa_full: None where nothing tells it. slot_dir: as we see it. given: flags after `--`. types: of K and V
-    in the cache. missing: further sentences. compared: answers after restores, if that was tried.
+    in the cache. missing: further sentences. files_help: slot files are worth making. compared: answers after restores,
+    if that was tried.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Facts:
     types: tuple[str, str] = ("f16", "f16")
     given: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    files_help: bool = True
     compared: tuple[Comparison, ...] | None = field(default=None)
 
     @property
@@ -211,6 +213,9 @@ def _prices(f: Facts) -> str:
 def _appended(f: Facts) -> Finding:
     name, better = "restore_append", "--swa-full" if f.is_windowed or f.memory is None else ""
     seen = f.learned.appended
+    if not f.files_help:
+        what = "a prompt that extends a restored file finds nothing of it on this engine, so no files are made"
+        return Finding(name, "broken", what, _restart(f), better or "use a newer llama-server")
     if seen is None:
         needs = f.memory is not None and f.memory.n_swa >= 48
         why = f", its file has to be longer than the window of {f.memory.n_swa} tokens" if needs and f.memory else ""

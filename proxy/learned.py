@@ -36,6 +36,7 @@ TELLING = 64
 """Predicted tokens from which a hit or a miss says something about an engine."""
 MOST_KNOWN = 64
 """Engines that are remembered; those used last."""
+USELESS_PRICE = "restored files gave nothing, so none are made: after a restart everything is processed again"
 NOT_FLAGS = frozenset({"--host", "--port", "--slot-save-path", "--alias", "-a", "--chat-template-file", "-t", "-tb"})
 """Flags with a value that change nothing here."""
 
@@ -99,6 +100,8 @@ class LearnedBook:
         known = after_turn(engine.learned, carried, timings)
         if known != engine.learned:
             is_news = _signs(known) != _signs(engine.learned)
+            if known.is_useless and not engine.learned.is_useless:
+                log.warning("files_useless", engine=engine.name, consequence=USELESS_PRICE)
             engine.learned = known
             if is_news and engine.learned_key:
                 asyncio.get_running_loop().run_in_executor(None, self.put, engine)
@@ -117,14 +120,18 @@ def after_turn(known: Learned, carried: Carried, timings: Timings) -> Learned:
     effect = Effect(held, predicted, hit)
     if predicted + SLACK < held:
         return replace(known, diverged=effect)
-    # A prompt that ends with the file is another question (Abilities.step_back_files).
-    return replace(known, appended=effect) if held + SLACK < hit + timings.prompt_n else known
+    length = hit + timings.prompt_n
+    if held >= length:  # it ends with the file: another question
+        return replace(known, steps_back=hit > 0)
+    useless = 0 if 2 * hit >= predicted else known.useless + 1
+    return replace(known, appended=effect, useless=useless) if held + SLACK < length else known
 
 
 def _signs(known: Learned) -> tuple[object, ...]:
     """What of it changes advice."""
     effects = (known.appended, known.diverged)
-    return known.pinned, known.keeps_idle, known.timings, *(e and e.is_effective for e in effects)
+    seen = known.pinned, known.keeps_idle, known.timings, known.useless, known.steps_back
+    return *seen, *(e and e.is_effective for e in effects)
 
 
 def key_of(engine: Engine) -> str:
@@ -190,10 +197,11 @@ async def _discard(engine: Engine, file: Path) -> None:
 
 def merge(known: Learned, found: Learned) -> Learned:
     """`known`, with everything that `found` knows."""
-    return replace(known, **{name: value for name in _FIELDS if (value := getattr(found, name)) is not None})
+    new = {name: value for name in _FIELDS if (value := getattr(found, name)) is not None}
+    return replace(known, **new, useless=found.useless if found.appended else known.useless)
 
 
-_FIELDS = tuple(Learned.__dataclass_fields__)
+_FIELDS = tuple(name for name in Learned.__dataclass_fields__ if name != "useless")
 
 
 def _swa_full(engine: Engine) -> bool:

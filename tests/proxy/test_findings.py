@@ -150,6 +150,13 @@ def test_files_of_windows(good: Facts, tiny_models: dict[str, Path]) -> None:
     assert "129.7 KiB a checkpoint" in named(holds, "slot_directory").consequence
 
 
+def test_files_that_give_nothing(good: Facts, tiny_models: dict[str, Path]) -> None:
+    """Which makes caching ineffective, and has a remedy where windows are to blame."""
+    found = named(replace(model_of(good, tiny_models["swa"]), files_help=False), "restore_append")
+    assert (found.level, found.better) == ("broken", "--swa-full")
+    assert "no files are made" in found.what
+
+
 def test_states(good: Facts, tiny_models: dict[str, Path]) -> None:
     found = named(model_of(good, tiny_models["hybrid"]), "memory")
     assert "cannot be rolled back" in found.what

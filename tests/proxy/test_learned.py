@@ -114,3 +114,16 @@ def test_bounded(tmp_path: Path) -> None:
     for number in range(MOST_KNOWN + 3):
         book.put(engine(learned_key=f"k{number}"))
     assert len(list((tmp_path / "engines").iterdir())) == MOST_KNOWN
+
+
+def test_files_that_give_nothing_twice_are_useless() -> None:
+    """Until one gives something; a prompt that ends with its file is another question."""
+    carried, known = Carried(Action.RESTORE, 500, snapshot(500)), Learned()
+    known = after_turn(known, carried, timings(0, 600))
+    assert not known.is_useless
+    known = after_turn(known, carried, timings(0, 500))
+    assert (known.steps_back, known.is_useless) == (False, False)
+    known = after_turn(known, carried, timings(0, 600))
+    assert known.is_useless
+    assert not after_turn(known, carried, timings(500, 100)).is_useless
+    assert merge(known, Learned(pinned=True)).is_useless, "nothing was restored by that probe"
