@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
-from llamacpp.errors import EngineError
+from llamacpp.errors import EngineError, EngineRefused
 from llamacpp.reports import Timings
 from policies.causes import Cause
 from policies.checkpoints import after_prompt
@@ -14,6 +15,7 @@ from policies.placement import SMALL_TAIL
 from policies.prefix import n_tokens
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Place
+from proxy import fingerprint
 from proxy.engine import Engine
 from proxy.errors import StoreError
 from proxy.lines import LineBook
@@ -185,19 +187,25 @@ async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) ->
     """Loads a snapshot into a leased slot for line `owner`; the next `cache_n` has to prove it. On failure the slot is
     empty."""
     store = engine.store
-    if not await store.verify(snapshot):
+    if not _fits(engine, slot, snapshot):
+        log.warning("restore_has_no_room", engine=engine.name, slot=slot.id, n_tokens=snapshot.n_tokens)
         engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
         return False
-    slot.apply(SlotEvent.RESTORE)
-    try:
-        with store.holding(snapshot):
+    with store.holding(snapshot):
+        if not await store.verify(snapshot):
+            engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
+            return False
+        slot.apply(SlotEvent.RESTORE)
+        try:
             report = await engine.client.restore_slot(slot.id, snapshot.file)
-    except EngineError as error:
-        slot.clear()
-        slot.file_done(SlotState.RESTORING)
-        engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
-        log.warning("restore_failed", engine=engine.name, slot=slot.id, snapshot=snapshot.id, error=str(error))
-        return False
+        except EngineError as error:
+            slot.clear()
+            slot.file_done(SlotState.RESTORING)
+            engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
+            log.warning("restore_failed", engine=engine.name, slot=slot.id, snapshot=snapshot.id, error=str(error))
+            if isinstance(error, EngineRefused):
+                await _refused(engine, slot, snapshot)
+            return False
     if not slot.file_done(SlotState.RESTORING):
         return False
     engine.learn_restore(report)
@@ -210,6 +218,30 @@ async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) ->
     slot.snapshot, slot.line, slot.was_restored = snapshot.id, owner, True
     await store.touch(snapshot.id)
     return True
+
+
+def _fits(engine: Engine, slot: Slot, snapshot: Snapshot) -> bool:
+    """The engine has the cells: it answers "no space" and "invalid file" alike."""
+    others = sum(s.n_tokens for s in engine.table.slots if s is not slot) if engine.table.capacity is not None else 0
+    return snapshot.n_tokens + others <= (engine.table.capacity or engine.n_ctx)
+
+
+async def _refused(engine: Engine, slot: Slot, snapshot: Snapshot) -> None:
+    """The engine had the room and would not read the file: it is not tried again, and the slot is emptied. A file that
+    was read in part may have spoilt the engine (llama.cpp #27068): one that computes otherwise now is given up.
+    """
+    try:
+        await engine.client.erase_slot(slot.id)
+        with suppress(StoreError):
+            await engine.store.remove(snapshot.id)
+        is_same = await fingerprint.is_unchanged(
+            engine.client, slot.id, engine.slot_dir, engine.store, engine.fingerprint
+        )
+    except (EngineError, OSError, StoreError) as error:
+        log.warning("not_compared", engine=engine.name, error=str(error))
+        return
+    if not is_same:
+        engine.give_up("it computes otherwise since it refused a slot file")
 
 
 async def evict(engine: Engine, slot: Slot, lines: LineBook, *, keep: bool) -> None:

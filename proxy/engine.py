@@ -128,6 +128,8 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     missing: list[str] = field(default_factory=list)
     """Sentences on what an attached engine lacks and what that costs."""
+    restart: Callable[[], None] | None = None
+    """Ends it, so that it is started again (ours only)."""
     _header: tuple[Path | None, MemoryFacts | None] | None = None
 
     def __post_init__(self) -> None:
@@ -270,6 +272,18 @@ class Engine:
         error = EngineStarting(f"The engine stopped: {why}. Try again in a few seconds.", retry_after=2)
         self.table.refuse_waiting(error)
         return lost
+
+    def give_up(self, why: str) -> None:
+        """It is not trusted any more: started again, if it is ours; else nothing is restored into it from now on.
+        Raises EngineStarting, for the request that it was to serve."""
+        log.error("engine_given_up", engine=self.name, why=why)
+        self.fingerprint = None
+        if self.restart is None:
+            self.missing.append(f"Nothing is saved or restored any more: {why}. Start it again.")
+            self.refresh_abilities()
+            return
+        self.restart()
+        raise EngineStarting(f"The engine is started again: {why}. Try again in a few seconds.", retry_after=2)
 
     def refresh_abilities(self) -> None:
         """Placement's prices from what was measured so far."""

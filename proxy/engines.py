@@ -51,6 +51,8 @@ RECHECK_SECONDS = 1.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
+GIVEN_UP_SECONDS = 5.0
+"""For an engine that is not trusted any more to end by itself."""
 HOPELESS = 3
 """Starts of an engine that was never ready after which we give up: its model cannot be loaded."""
 KEY_REFUSED = (401, 403)
@@ -258,6 +260,7 @@ class Engines:
                     old, engine.client = engine.client, LlamaClient(child.base_url, child.api_key)
                     await old.aclose()
                 self._children[engine.name] = child
+                engine.restart = lambda child=child: self._end(child)
                 await self._until_dead(engine, child)
                 why = child.obituary(has_served=engine.ready)
             except EngineSetupError as error:
@@ -279,6 +282,10 @@ class Engines:
             log.error("engine_ended", engine=engine.name, why=why, again_in_seconds=backoff)
             await asyncio.sleep(backoff)
             backoff = min(LONGEST_BACKOFF, backoff * 2)
+
+    def _end(self, child: children.Child) -> None:
+        """It is started again once it is dead."""
+        self.tasks.spawn(child.stop(GIVEN_UP_SECONDS), "end-engine")
 
     async def _until_dead(self, engine: Engine, child: children.Child) -> None:
         dead = asyncio.create_task(child.wait())
@@ -340,7 +347,7 @@ class Engines:
     async def _take_fingerprint(self, engine: Engine, empty: set[int]) -> None:
         if engine.slot_dir is None or engine.speculative or not self.settings.persist or not empty:
             return
-        known = self.settings.state_dir / "fingerprints"
+        known = self.settings.state_dir / fingerprint.DIRECTORY
         try:
             if engine.kind == "attached":
                 await fingerprint.check_dir(engine.client, max(empty), engine.slot_dir)

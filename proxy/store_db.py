@@ -17,7 +17,7 @@ from proxy.errors import StoreError
 from proxy.state_dir import PRIVATE_FILE, explain_os_error
 from proxy.store_types import Row, Snapshot
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 COMPANIONS = ("", "-wal", "-shm")  # the files that SQLite keeps beside a database in WAL mode
 BUSY_TIMEOUT_SECONDS = 2.0  # a person's `sqlite3 state.db` may read beside us; the flock keeps other proxies out
 
@@ -36,6 +36,9 @@ CREATE TABLE texts (line TEXT NOT NULL, position INTEGER NOT NULL, message BLOB 
     WITHOUT ROWID;
 CREATE TABLE layouts (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
 """
+_SCHEMA_3 = "ALTER TABLE snapshots ADD COLUMN checksum TEXT NOT NULL DEFAULT '';"
+_STEPS = (_SCHEMA, _SCHEMA_2, _SCHEMA_3)
+"""From each version to the next."""
 MOST_TEXT_BYTES = 1024**3
 """Messages of all ledgers; beyond it the lines used longest ago lose theirs (their prompts then come as sent)."""
 MOST_TENANTS = 1000
@@ -116,7 +119,7 @@ class StateDb:
         self._db.execute("PRAGMA synchronous=NORMAL")  # WAL: a power cut may lose the last commits, never the file
         self._db.execute("PRAGMA secure_delete=ON")  # what a person had deleted must not stay in free pages
         if version < SCHEMA_VERSION:
-            self._create(_SCHEMA_2 if version else _SCHEMA + _SCHEMA_2)
+            self._create("".join(_STEPS[version:]))
 
     def _create(self, tables: str) -> None:
         # one transaction, so that a process killed in between leaves the old version and none of the tables
