@@ -21,7 +21,7 @@ async def test_a_draft_model_works_as_without_us(
     proxy_server: StartProxy, live_engine: StartEngine, tiny_models: dict[str, Path]
 ) -> None:
     """The tiny model as its own draft, three turns, a restart before the last: answers and acceptance are the same."""
-    flags = (*CHATML, "--model-draft", str(tiny_models["dense"]))
+    flags = (*CHATML, "--model-draft", str(tiny_models["dense"]), "--spec-type", "draft-simple")
     first = [{"role": "user", "content": foxes(300, "Draft")}]
     second = [*first, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
     engine = await live_engine("dense", extra=flags)
