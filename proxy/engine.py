@@ -44,6 +44,8 @@ UNKNOWN_BYTES = 50_000
 FILE_BYTES_PER_SECOND = 500e6
 """Until measured: a slow SSD. Reading comes from the page cache and is four times faster."""
 UNKNOWN_SAVE_SECONDS = UNKNOWN_BYTES / FILE_BYTES_PER_SECOND
+LEAST_SLEEP_SECONDS = 5.0
+"""Before an attached engine is asked whether it sleeps; whoever lets one sleep sooner has nothing of a cache."""
 LEARNING = 0.3
 """Weight of the newest measurement."""
 
@@ -128,6 +130,8 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     missing: list[str] = field(default_factory=list)
     """Sentences on what an attached engine lacks and what that costs."""
+    sleep_seconds: float = 0.0
+    """Its --sleep-idle-seconds; 0: it never sleeps or, attached, nothing tells."""
     restart: Callable[[], None] | None = None
     """Ends it, so that it is started again (ours only)."""
     _header: tuple[Path | None, MemoryFacts | None] | None = None
@@ -213,6 +217,13 @@ class Engine:
         if self._header is None or self._header[0] != path:
             self._header = path, memory_facts(path)
         return self._header[1]
+
+    def may_sleep(self) -> bool:
+        """It has been idle for so long that it may sleep by now, and holds something that would be lost then."""
+        used = [s.last_used for s in self.table.slots if s.n_tokens]
+        if not self.ready or not used or self.table.runners() or (self.kind != "attached" and not self.sleep_seconds):
+            return False
+        return self.clock() - max(used) >= (self.sleep_seconds or LEAST_SLEEP_SECONDS)
 
     @asynccontextmanager
     async def unseen(self, is_unseen: bool) -> AsyncIterator[None]:

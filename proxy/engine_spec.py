@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 _CTX, _PARALLEL = ("-c", "--ctx-size"), ("-np", "--parallel")
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 _MIN_STEP, _UBATCH = ("-cms", "--checkpoint-min-step"), ("-ub", "--ubatch-size")
+_SLEEP = ("--sleep-idle-seconds",)
 _MODEL = ("-m", "--model")
 _SPLIT = frozenset({"--no-kv-unified", "-no-kvu"})
 
@@ -161,6 +162,11 @@ def slot_memory(spec: children.EngineSpec) -> Memory:
         min_step=usual.min_step if step is None else step,
         micro_batch=_number(words, _UBATCH, None) or usual.micro_batch,
     )
+
+
+def sleep_seconds(spec: children.EngineSpec) -> float:
+    """After how many idle seconds an engine of ours unloads its model; 0.0: never."""
+    return float(_number(spec.extra, _SLEEP, None) or 0)
 
 
 def kept_memory(facts: memory.MemoryFacts, *, swa_full: bool = False) -> Memory:

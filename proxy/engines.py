@@ -17,8 +17,8 @@ from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
 from policies.causes import Cause
 from policies.checkpoints import REWINDS
-from policies.placement import SMALL_TAIL
 from proxy import fingerprint
+from proxy.beliefs import Beliefs
 from proxy.config import Settings
 from proxy.engine import Engine, names_of
 from proxy.engine_spec import (
@@ -29,6 +29,7 @@ from proxy.engine_spec import (
     kept_memory,
     memory_facts,
     rewinds,
+    sleep_seconds,
     slot_memory,
     tell,
 )
@@ -46,8 +47,6 @@ HEALTH_SECONDS = 0.1
 """Pause between two looks at a loading engine."""
 WATCH_SECONDS = 2.0
 """Pause between two looks at an attached engine."""
-RECHECK_SECONDS = 1.0
-"""Pause between two comparisons with an engine that is suspected again and again: somebody else uses its slots, too."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
@@ -74,14 +73,15 @@ class Engines:
     on_pressure: Callable[[Engine], None] = lambda _: None
     """Told of an engine one of whose runners has outgrown its reserve."""
     learned: LearnedBook = field(init=False)
+    beliefs: Beliefs = field(init=False)
+    """What we believe of slots, against what the engines say."""
     _children: dict[str, children.Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: dict[str, str] = field(default_factory=dict)
-    _suspected: dict[str, int] = field(default_factory=dict)
-    """Suspicions per engine since its comparison began."""
 
     def __post_init__(self) -> None:
         self.learned = LearnedBook(self.settings.state_dir / "engines")
+        self.beliefs = Beliefs(self.lines, self.metrics, self.tasks)
 
     # --- choosing ---------------------------------------------------------------------------------------------------
 
@@ -157,57 +157,6 @@ class Engines:
                 return
             await asyncio.sleep(0.05)
 
-    def suspect(self, engine: Engine, *, was_empty: bool = False) -> None:
-        """A cache hit fell far short of what was predicted, or a connection broke: was the engine restarted unseen?
-
-        `was_empty`: nothing at all was found in a slot that should have held a prefix. An engine that shows no slots
-        can not be asked about the others; they are taken to be empty, too.
-        """
-        if engine.has_slots_endpoint:
-            self._suspected[engine.name] = self._suspected.get(engine.name, 0) + 1
-            if self._suspected[engine.name] == 1:
-                self.tasks.spawn(self._recheck(engine), "reconcile")
-        elif was_empty:
-            self._lost(engine, engine.table.lose_idle())
-
-    async def _recheck(self, engine: Engine) -> None:
-        """Compares until no suspicion has come during the last comparison and the pause after it."""
-        try:
-            seen = 0
-            while seen < self._suspected[engine.name]:
-                seen = self._suspected[engine.name]
-                await self.reconcile(engine)
-                await asyncio.sleep(RECHECK_SECONDS)
-        finally:
-            del self._suspected[engine.name]
-
-    async def reconcile(self, engine: Engine) -> None:
-        """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""
-        if not engine.has_slots_endpoint or engine.props is None or not engine.ready:
-            return
-        before = {
-            s.id: (s.n_tokens, s.last_used) for s in engine.table.slots if s.is_idle and s.n_tokens and s.last_used
-        }
-        try:
-            if engine.kind == "attached" and (await engine.client.props()).is_sleeping:
-                self._lost(engine, engine.table.lose_idle())
-                return
-            reports = await engine.client.slots()
-        except EngineError:
-            return
-        for report in reports:
-            slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
-            known = before.get(report.id)
-            if slot is None or known != (slot.n_tokens, slot.last_used) or not slot.is_idle or report.is_processing:
-                continue
-            real = report.n_prompt_tokens
-            differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
-            if differs and (report.id_task >= 0 or not slot.was_restored):
-                log.warning(
-                    "slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=report.n_prompt_tokens
-                )
-                self._lost(engine, engine.table.correct(slot, report.n_prompt_tokens))
-
     def remember(self, line: Line) -> None:
         """Writes a line's ledger behind, so that it is known after a restart."""
         self.store.put_ledger(line.to_record())
@@ -226,12 +175,6 @@ class Engines:
         self.all.append(engine)
         return engine
 
-    def _lost(self, engine: Engine, lost: list[str]) -> None:
-        for line in filter(None, map(self.lines.get, lost)):
-            line.lost = Cause.ENGINE_RESTART
-        if lost:
-            self.metrics.engine_restarted(engine.name)
-
     # --- children ---------------------------------------------------------------------------------------------------
 
     async def _start_child(self) -> None:
@@ -245,6 +188,7 @@ class Engines:
         if (n_bytes := file_bytes_per_token(spec.model)) > 0:
             engine.costs.expect(n_bytes)
         engine.memory = slot_memory(spec)
+        engine.sleep_seconds = sleep_seconds(spec)
         engine.unified, engine.plan, engine.spec, engine.build = is_unified(spec), sums, spec, child.build
         self.tasks.spawn(self._keep_child(engine, spec, child), "keep-engine")
 

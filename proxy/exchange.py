@@ -28,8 +28,8 @@ from proxy.prepare import keep, prepare
 from proxy.relay import Out, Relay
 from proxy.rendering import base_cuts, render, render_pending
 from proxy.service import Service
-from proxy.settle import Clock, Record, after_answer, fill, signs_of
-from proxy.slots import Grant, NeedsTokens, Runner, Slot, Want
+from proxy.settle import Clock, Record, after_answer, fill, signs_of, unfinished
+from proxy.slots import Grant, NeedsTokens, Slot, Want
 from proxy.store_types import Snapshot
 
 T = TypeVar("T")
@@ -115,6 +115,7 @@ class Exchange:
         self.request, self.record.repairs, self.record.kind = r, list(prepared.repairs), prepared.kind
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
+        await self.service.engines.beliefs.notice_sleep(engine)
         engine.table.require_place(engine.n_requests)
         line = found.line if found.line is not None and found.is_same_line else self._new_line()
         self._describe(engine, line, found)
@@ -260,7 +261,7 @@ class Exchange:
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
-            self.service.engines.suspect(engine)
+            self.service.engines.beliefs.suspect(engine)
             raise
         finally:
             self.clock.first = relay.first_event
@@ -272,7 +273,7 @@ class Exchange:
                     slot.n_left = min(slot.n_owned, carried.predicted_cache_n)
                 elif slot.line != want.line.id:
                     slot.clear_owner()  # what was his is overwritten, or about to be
-                self._abandon(engine, slot, want, self._unfinished(relay, runner))
+                self._abandon(engine, slot, want, unfinished(self.record, relay.progress, runner))
             elif not r.fresh:
                 self._line = want.line
 
@@ -329,7 +330,7 @@ class Exchange:
         else:
             self._advance(line, timings.cache_n + timings.prompt_n)
         if fell_short:
-            self.service.engines.suspect(engine, was_empty=was_empty)
+            self.service.engines.beliefs.suspect(engine, was_empty=was_empty)
         self.service.engines.learned.note_turn(engine, carried, timings)
         engine.refresh_abilities()
         engine.table.release(slot)
@@ -339,16 +340,6 @@ class Exchange:
         engine cannot go back by a token (Learned.steps_back): the next turn extends it."""
         if snapshot.n_tokens < timings.cache_n + timings.prompt_n:
             self.service.store.mark_effective(snapshot.id, is_effective)
-
-    def _unfinished(self, relay: Relay, runner: Runner | None) -> int:
-        """What is known of an answer that broke off, for the record; tokens of its prompt if that was processed
-        whole, else 0."""
-        done, r = relay.progress, self.record
-        r.predicted_n = runner.n_decoded if runner is not None else 0
-        if done is None:
-            return 0
-        r.cache_n, r.prompt_n = done.cache, max(0, done.processed - done.cache)
-        return done.total if done.processed >= done.total else 0
 
     def _abandon(self, engine: Engine, slot: Slot, want: Want, n_prompt: int = 0) -> None:
         """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
@@ -384,7 +375,7 @@ class Exchange:
             slot.tenant = want.tenant if slot.n_tokens else None
             engine.table.release(slot)
             # A task that was still queued when the engine reported may have run a little since.
-            asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, self.service.engines.suspect, engine)
+            asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, self.service.engines.beliefs.suspect, engine)
 
     def _finish(self) -> None:
         r, c, now = self.record, self.clock, time.perf_counter()

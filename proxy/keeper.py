@@ -34,7 +34,8 @@ class Keeper:
         self._service = service
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
-        self._reconciled = 0.0
+        self._reconciled: dict[str, float] = {}
+        """When an engine's slots were looked at, by its clock."""
 
     async def run(self) -> None:
         """Rounds of upkeep for every engine that is idle. Cancelled, it leaves a round that is under way to its end:
@@ -56,15 +57,23 @@ class Keeper:
     async def _round(self, engine: Engine) -> None:
         if not engine.ready or engine.table.runners() or engine.table.has_waiting():
             return
-        if time.monotonic() - self._reconciled > RECONCILE_SECONDS:
-            self._reconciled = time.monotonic()
-            await self._service.engines.reconcile(engine)
-            await self._service.engines.identify(engine)
+        await self._service.engines.beliefs.notice_sleep(engine)
+        await self._reconcile(engine)
         await self._render_ahead(engine)
         if engine.can_save and not self._service.stopping:
             await self._save_one(engine)
         if engine.can_save and not self._service.stopping:
             await self._base_one(engine)
+
+    async def _reconcile(self, engine: Engine) -> None:
+        """Once in a while, and only when it was used since: each question keeps an engine from falling asleep."""
+        used, now = max((s.last_used for s in engine.table.slots), default=0.0), engine.clock()
+        looked = self._reconciled.get(engine.name)
+        if looked is not None and (now - looked <= RECONCILE_SECONDS or used <= looked):
+            return
+        self._reconciled[engine.name] = now
+        await self._service.engines.beliefs.reconcile(engine)
+        await self._service.engines.identify(engine)
 
     async def _render_ahead(self, engine: Engine) -> None:
         for slot in engine.table.slots:
@@ -77,7 +86,8 @@ class Keeper:
         if time.time() - self._day > DAY:
             self._day, self._written = time.time(), 0.0
         a, per_token = engine.table.abilities, engine.costs.bytes_per_token
-        found = next_save(self._idle(engine), a.save_cost, DAILY_BYTES - self._written, per_token)
+        left = DAILY_BYTES - self._written
+        found = next_save(self._idle(engine), a.save_cost, left, per_token, sleep_seconds=engine.sleep_seconds)
         if found is None:
             return
         slot = engine.table.slots[found]
@@ -118,7 +128,7 @@ class Keeper:
 
     async def _base_one(self, engine: Engine) -> None:
         """Copies a slot through its file into an empty one, cuts it at the base's end there, and saves that."""
-        found = next_base(self._idle(engine))
+        found = next_base(self._idle(engine), sleep_seconds=engine.sleep_seconds)
         target = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
         if found is None or target is None:
             return

@@ -16,7 +16,7 @@ from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
 from policies.placeholders import Resolver
 from proxy.ledger import MOST_REPLY_BYTES
-from proxy.slots import Runner
+from proxy.runner import Runner
 
 if TYPE_CHECKING:
     from proxy.api.dialect import Writer

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from llamacpp.reports import Timings
+from llamacpp.reports import Progress, Timings
 from policies.append_only import diff_kinds, normal
 from policies.causes import Turn, Verdict, explain
 from policies.checkpoints import Memory, after_prompt
@@ -17,6 +17,7 @@ from proxy.engine import Engine
 from proxy.errors import Outcome
 from proxy.lines import Found, Line, today
 from proxy.metrics import Kind
+from proxy.runner import Runner
 from proxy.slots import Slot
 
 Json = dict[str, Any]
@@ -189,3 +190,13 @@ def fill(
         slot.n_left = min(slot.n_owned, timings.cache_n)
     else:
         slot.line, slot.n_prompt, slot.n_left = line.id, n_prompt, None
+
+
+def unfinished(record: Record, done: Progress | None, runner: Runner | None) -> int:
+    """What is known of an answer that broke off, for the record; tokens of its prompt if that was processed whole,
+    else 0."""
+    record.predicted_n = runner.n_decoded if runner is not None else 0
+    if done is None:
+        return 0
+    record.cache_n, record.prompt_n = done.cache, max(0, done.processed - done.cache)
+    return done.total if done.processed >= done.total else 0

@@ -95,7 +95,7 @@ async def test_a_round_that_breaks(serve: Serve, fake: FakeLlama, monkeypatch: p
 async def test_stopping_during_an_idle_save(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The save is brought to its end: the file is published, and the slot's tokens are there after a restart."""
     monkeypatch.setattr(keeper, "ROUND_SECONDS", 0.01)
-    monkeypatch.setattr(keeper, "next_save", lambda slots, *_: next((s.id for s in slots if s.stake > 64), None))
+    monkeypatch.setattr(keeper, "next_save", lambda slots, *_, **__: next((s.id for s in slots if s.stake > 64), None))
     async with FakeLlama(n_slots=1, slot_dir=tmp_path) as fake:
         wire = await serve(fake, upstream=(f"{fake.url},slots={tmp_path}",))
         service = wire.service
