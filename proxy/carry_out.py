@@ -93,14 +93,16 @@ async def _cut_out(engine: Engine, slot: Slot, at: int, lines: LineBook) -> Snap
 
 
 async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
-    """Cuts off a reply that may be spelled otherwise when it comes back, where a file can only be used whole.
+    """Cuts a slot back to the end of its last complete message, where a file can only be used whole: the reply, and
+    what the template opens it with, may be spelled otherwise when they come back.
 
-    Costs the engine 1-4 tokens (llama-server.md, "Slot files") and, should the reply come back after all, its tokens.
+    Costs the engine 1-4 tokens, as its last checkpoint lies so far before the prompt's end (one micro-batch more behind
+    a template with a longer opening) and, should the reply come back after all, its tokens.
     """
-    at = slot.boundary
-    if engine.files_rewind or slot.replies_return or at is None or not at < slot.n_tokens:
+    if engine.files_rewind or slot.replies_return or slot.boundary is None:
         return
-    if n_tokens(slot.tokens) < at:
+    at = slot.boundary - (engine.opening if slot.body is not None else 0)
+    if not 0 < at < slot.n_tokens or n_tokens(slot.tokens) < at:
         return
     await prime(engine, slot, slot.tokens[: 4 * at])
 

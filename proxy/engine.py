@@ -116,6 +116,8 @@ class Engine:
     """What we did to its template (ours only)."""
     prints_clock: bool = False
     """Its template prints the date by itself, and nothing was done about it: every prompt is new at midnight."""
+    opening: int = 0
+    """Tokens at a prompt's end that the next one may not have there (llamacpp/capabilities.probe_opening)."""
     drops_reasoning: bool = False
     """Its template drops the reasoning of earlier turns, and --append-only-template would keep it."""
     clock_printed: dict[tuple[bool, bool], frozenset[str]] = field(default_factory=dict)

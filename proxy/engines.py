@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from llamacpp import engines as children
-from llamacpp.capabilities import TemplateFacts, probe_template
+from llamacpp.capabilities import TemplateFacts, probe_opening, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
@@ -270,6 +270,8 @@ class Engines:
         props = await engine.client.props()
         engine.adopt(props, slots)
         engine.template = await _probe(engine)
+        if engine.template is not None and not engine.files_rewind:
+            engine.opening = await probe_opening(engine.client)
         await engine.read_template(props, clock_advice(self.settings, engine.kind))
         await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
         await learn_ways(self, engine, slots)

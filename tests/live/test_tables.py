@@ -14,7 +14,7 @@ from policies.checkpoints import Checkpoints, Memory, after_prompt, reused
 from policies.prefix import common_prefix, n_tokens
 from proxy.engine_spec import kept_memory
 from tests.conftest import StartEngine, StartProxy
-from tests.live.talk import CHATML, Conversation, engine_state, foxes
+from tests.live.talk import CHATML, FOX, TEMPLATE, Conversation, engine_state, foxes, post
 
 KINDS = [("dense", ()), ("hybrid", ()), ("swa", ()), ("swa", ("--swa-full",))]
 FEW = ("--ctx-checkpoints", "3", "--checkpoint-min-step", "300")
@@ -133,3 +133,18 @@ async def test_what_two_bases_share(proxy_server: StartProxy, extra: tuple[str, 
     is_useless = extra and engine_kind == "binary"
     assert turns[2].cache_n >= common or is_useless, (turns, proxy.said())
     assert not is_useless or not (await engine_state(proxy))["snapshots"]["count"], "files that give nothing are made"
+
+
+async def test_a_file_ends_with_the_last_complete_message(proxy_server: StartProxy) -> None:
+    """Hybrid: the template opens each answer with <think>, and the history has none of it; the file serves all the
+    same."""
+    flags = ("--jinja", "--chat-template-file", str(TEMPLATE.parent / "think.jinja"))
+    asked = [{"role": "user", "content": foxes(600, "Think")}]
+    proxy = await proxy_server("--parallel", "2", "--ctx-size", "4096", model="hybrid", engine_flags=flags)
+    opened = await post(proxy, "/v1/chat/completions", {"messages": asked, "max_tokens": 8, **FOX})
+    assert await proxy.stop() == 0
+    again = await proxy_server("--parallel", "2", "--ctx-size", "4096", model="hybrid", engine_flags=flags)
+    later = [*asked, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
+    back = await post(again, "/v1/chat/completions", {"messages": later, "max_tokens": 8, **FOX})
+    assert back.headers["x-slotkeeper-placement"] == "restore", again.said()
+    assert back.cache_n >= opened.n_prompt - 16, (opened, back)
