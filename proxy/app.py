@@ -17,6 +17,7 @@ from proxy.api.count import Counting
 from proxy.api.door import ERROR_BODIES, ModelDoor, dialect_of, path_of
 from proxy.api.guard import Guard
 from proxy.api.ops import Ops, control_app
+from proxy.api.page import Page
 from proxy.api.passthrough import ADMIN, EMBEDDING, READABLE, Passthrough
 from proxy.config import Settings
 from proxy.engines import Engines
@@ -133,6 +134,7 @@ def _mount(app: FastAPI, service: Service) -> None:
         Route("/healthz", ops.healthz),
         Route("/readyz", ops.readyz),
         Route("/metrics", ops.metrics),
+        *Page(service).routes(),
         Route("/slotkeeper/state", ops.state),
         Route("/slotkeeper/requests", ops.requests),
         Route("/slotkeeper/requests/{id}", ops.one_request),

@@ -92,9 +92,13 @@ class Unauthorised(SlotkeeperError):
 
     status, kind, code = 401, "authentication_error", "invalid_api_key"
 
+    def __init__(self, message: str, *, challenge: str = "Bearer") -> None:
+        super().__init__(message)
+        self.challenge = challenge
+
     @property
     def headers(self) -> dict[str, str]:
-        return {"www-authenticate": "Bearer"}
+        return {"www-authenticate": self.challenge}
 
 
 class Forbidden(SlotkeeperError):

@@ -55,7 +55,7 @@ class Keeper:
             log.error("upkeep_broken", engine=engine.name, exc_info=error)
 
     async def _round(self, engine: Engine) -> None:
-        if not engine.ready or engine.table.runners() or engine.table.has_waiting():
+        if not engine.ready or engine.table.runners() or engine.table.n_waiting:
             return
         await self._service.engines.beliefs.notice_sleep(engine)
         await self._reconcile(engine)

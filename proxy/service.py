@@ -129,6 +129,10 @@ class Service:
             while len(self._bodies) > MOST_BODIES:
                 self._bodies.popitem(last=False)
 
+    def body_of(self, request: str) -> Json | None:
+        """A request's body, if it may be shown and is still kept."""
+        return self._bodies.get(request)
+
     def described(self, record: Record) -> Json:
         """A request for its tenant: positions and hashes, and the body where prompts may be shown."""
         shown = {**record.to_json(), "tenant": owner(record.tenant)}

@@ -150,6 +150,7 @@ class _Waiter:
     key: int
     want: Want
     granted: asyncio.Future[Grant]
+    since: float
     bypassed: int = 0
 
 
@@ -182,9 +183,9 @@ class SlotTable:
         """Requests in the waiting line."""
         return len(self._waiters)
 
-    def has_waiting(self) -> bool:
-        """Somebody would like a slot now."""
-        return bool(self._waiters)
+    def waiting(self) -> list[tuple[Want, float]]:
+        """The waiting line in the order of arrival, and since when each waits, by `clock`."""
+        return [(w.want, w.since) for _, w in sorted(self._waiters.items())]
 
     def holding(self, line_id: str) -> Slot | None:
         """The slot that holds the most of a line."""
@@ -244,10 +245,9 @@ class SlotTable:
         """Waits its turn for a placement and the leases it needs; raises Busy when the line is full, WaitedTooLong.
 
         `place_in_line`: where it stood before it had to be rendered (NeedsTokens). A cancelled wait leaves nothing
-        behind, also when the grant came in the same moment.
-        """
+        behind, also when the grant came in the same moment."""
         self._next += 1
-        waiter = _Waiter(place_in_line or self._next, want, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(place_in_line or self._next, want, asyncio.Future(), self.clock())
         self._waiters[waiter.key] = waiter
         try:
             self.pump()

@@ -4,6 +4,7 @@ One `tenant:key` per line; blank lines and lines that begin with # are skipped. 
 keys can be changed without a gap); a key belongs to one tenant. Without a file everybody is the tenant "local".
 """
 
+import base64
 import hashlib
 import hmac
 import re
@@ -34,21 +35,22 @@ class Tenants:
         """Every tenant there is."""
         return frozenset({LOCAL} if self.by_digest is None else self.by_digest.values())
 
-    def tenant_of(self, key: str | None) -> str:
-        """The tenant that the key belongs to. Raises Unauthorised.
+    def tenant_of(self, key: str | None, challenge: str = "Bearer") -> str:
+        """The tenant that the key belongs to. Raises Unauthorised, with the `challenge` that says how to send a key.
 
         Every known digest is compared, each in constant time: the time taken says nothing about a near miss.
         """
         if self.by_digest is None:
             return LOCAL
         if not key:
-            raise Unauthorised("This proxy asks for an API key: send 'Authorization: Bearer KEY'.")
+            raise Unauthorised("This proxy asks for an API key: send 'Authorization: Bearer KEY'.", challenge=challenge)
         asked, found = _digest(key), None
         for digest, tenant in self.by_digest.items():
             if hmac.compare_digest(digest, asked):
                 found = tenant
         if found is None:
-            raise Unauthorised("This API key is not in the proxy's key file: check it, or ask the operator for one.")
+            sentence = "This API key is not in the proxy's key file: check it, or ask the operator for one."
+            raise Unauthorised(sentence, challenge=challenge)
         return found
 
     def is_admin(self, tenant: str) -> bool:
@@ -74,12 +76,25 @@ def load(path: Path | None) -> Tenants:
     return Tenants(found)
 
 
-def key_from(authorization: str | None, x_api_key: str | None) -> str | None:
-    """The key that a request carries: `Authorization: Bearer KEY` or `x-api-key: KEY`; llama-server accepts both."""
+def key_from(authorization: str | None, x_api_key: str | None, *, basic: bool = False) -> str | None:
+    """The key that a request carries: `Authorization: Bearer KEY` or `x-api-key: KEY`; llama-server accepts both.
+
+    `basic`: also as the password of `Authorization: Basic`, whatever the user name, which is what a browser can send.
+    """
     scheme, _, value = (authorization or "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
+    if basic and scheme.lower() == "basic":
+        return _password(value.strip())
     return x_api_key.strip() if x_api_key and x_api_key.strip() else None
+
+
+def _password(credentials: str) -> str | None:
+    try:
+        pair = base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape")
+    except ValueError:
+        return None
+    return pair.partition(":")[2] or None
 
 
 def _add(found: dict[bytes, str], line: str, where: str) -> None:

@@ -36,6 +36,17 @@ def test_packages_are_named_explicitly() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
 
 
+def test_files_that_are_no_code_are_packaged() -> None:
+    """What the status page is made of is in the wheel, too."""
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    named = {f for package, globs in data.items() for g in globs for f in (ROOT / package.replace(".", "/")).glob(g)}
+    ignored = (".py", ".pyc")
+    found = {
+        f for top in ("proxy", "policies", "llamacpp") for f in (ROOT / top).rglob("*.*") if f.suffix not in ignored
+    }
+    assert found == named
+
+
 def test_runtime_dependencies_are_those_agreed() -> None:
     """Issue 2's list, each with a lower bound and nothing else."""
     wanted = PROJECT["project"]["dependencies"]

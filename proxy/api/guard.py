@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api.door import AsgiOut, dialect_of, headers_of
+from proxy.api.page import CHALLENGE, ROOT
 from proxy.errors import Forbidden, SlotkeeperError
 from proxy.tenants import LOCAL, key_from
 
@@ -43,7 +44,7 @@ class Guard:
         headers = headers_of(scope)
         try:
             self._check_origin(headers)
-            scope.setdefault("state", {})["tenant"] = self._tenant(scope["path"], headers)
+            scope.setdefault("state", {})["tenant"] = self._tenant(scope, headers)
         except SlotkeeperError as error:
             await out.fail(error, {})
             return
@@ -65,10 +66,13 @@ class Guard:
                 "--allowed-host NAME."
             )
 
-    def _tenant(self, path: str, headers: dict[str, str]) -> str:
-        if path in OPEN_PATHS:
+    def _tenant(self, scope: Scope, headers: dict[str, str]) -> str:
+        if scope["path"] in OPEN_PATHS:
             return LOCAL
-        return self._service.tenants.tenant_of(key_from(headers.get("authorization"), headers.get("x-api-key")))
+        # Browsers send a password by themselves, with other sites' requests, too: for what only reads.
+        basic = scope["method"] in ("GET", "HEAD") and f"{scope['path']}/".startswith(ROOT)
+        key = key_from(headers.get("authorization"), headers.get("x-api-key"), basic=basic)
+        return self._service.tenants.tenant_of(key, CHALLENGE if basic else "Bearer")
 
 
 def _name(url: str) -> str:

@@ -15,6 +15,7 @@ import orjson
 
 from proxy.api.dialect import Json, Translated
 from proxy.api.messages_content import History, announces_tools
+from proxy.api.messages_pairs import require_pairs
 from proxy.api.messages_tools import Dropped, Tools, dumps, parsed, read_tools
 from proxy.api.write_messages import MessagesWriter
 from proxy.errors import BadRequest
@@ -83,6 +84,7 @@ def _messages(system: Any, given: list[Any], tools: Tools, dropped: Dropped) -> 
         history.messages.append({"role": "system", "content": text})
     for i, message in enumerate(given):
         history.add(message, f"messages.{i}")
+    require_pairs(given)
     if not history.messages:
         raise BadRequest("'messages' holds no content. Send at least one message.", param="messages")
     return history.messages

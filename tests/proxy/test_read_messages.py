@@ -9,6 +9,7 @@ import pytest
 
 from proxy.api.dialect import Json
 from proxy.api.read_messages import count, read
+from proxy.errors import BadRequest
 
 TRACE = Path(__file__).parent.parent / "data" / "claude-tool-search.jsonl"
 DEFERRED = [
@@ -21,6 +22,11 @@ DEFERRED = [
 def translated(**body: Any) -> Json:
     """The engine's body for a request with these fields."""
     return read({"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **body}, {}).body
+
+
+def called(*ids: str) -> Json:
+    """The turn that results with these ids answer."""
+    return assistant(*(use(id_, "Read", {}) for id_ in ids))
 
 
 def messages(*given: Any, **body: Any) -> list[Json]:
@@ -56,7 +62,7 @@ def use(call: str, name: str, given: Any) -> Json:
 def test_content_keeps_its_order() -> None:
     """Text before and after a tool result stays there (llama-server moves it in front)."""
     given = user(text("before"), result("c1", "r1"), result("c2", [text("r"), text("2")]), text("after"))
-    assert messages(given) == [
+    assert messages(called("c1", "c2"), given)[1:] == [
         {"role": "user", "content": "before"},
         {"role": "tool", "tool_call_id": "c1", "content": "r1"},
         {"role": "tool", "tool_call_id": "c2", "content": "r2"},
@@ -131,7 +137,7 @@ def test_images() -> None:
         part,
         {"type": "image_url", "image_url": {"url": "https://example.invalid/a.png"}},
     ]
-    assert messages(user(result("c", [text("a"), image])))[0]["content"] == [text("a"), part]
+    assert messages(called("c"), user(result("c", [text("a"), image])))[1]["content"] == [text("a"), part]
 
 
 def test_documents() -> None:
@@ -139,18 +145,56 @@ def test_documents() -> None:
     plain = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
     blocks = {"type": "document", "source": {"type": "content", "content": [text("e")]}}
     pdf = {"type": "document", "title": "P", "source": {"type": "base64", "data": "x"}}
-    found = read({"messages": [user(plain, blocks, result("c", [pdf]))]}, {})
-    assert found.body["messages"][0]["content"] == [text("T\nd"), text("e")]
-    assert "'P'" in found.body["messages"][1]["content"]
+    found = read({"messages": [called("c"), user(plain, blocks, result("c", [pdf]))]}, {})
+    assert found.body["messages"][1]["content"] == [text("T\nd"), text("e")]
+    assert "'P'" in found.body["messages"][2]["content"]
     assert found.dropped == ("content.document",)
 
 
 def test_results_without_content() -> None:
     """An empty result is an empty text; that a tool failed is the text's to say, as with llama-server."""
     bare = {"type": "tool_result", "tool_use_id": "c"}
-    found = read({"messages": [user(bare, result("d", "no", is_error=True))]}, {})
-    assert [m["content"] for m in found.body["messages"]] == ["", "no"]
+    found = read({"messages": [called("c", "d"), user(bare, result("d", "no", is_error=True))]}, {})
+    assert [m["content"] for m in found.body["messages"][1:]] == ["", "no"]
     assert found.dropped == ("tool_result.is_error",)
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("turns", "at"),
+    [
+        ([user(result("c", "r"))], "messages.0"),
+        ([called("c"), user(text("a"))], "messages.0"),
+        ([called("c", "d"), user(result("c", "r")), called("e")], "messages.0"),
+        ([called("c"), user(result("c", "r"), result("c", "r"))], "messages.1"),
+        ([called("c"), user(result("c", "r")), user(result("c", "r"))], "messages.2"),
+        ([called("c"), user(result("d", "r"))], "messages.1"),
+        (
+            [{"role": "user", "content": "hi"}, called("c"), user(result("c", "r")), called("d"), user(text("a"))],
+            "messages.3",
+        ),
+    ],
+)
+def test_calls_and_results_that_do_not_pair(turns: list[Json], at: str) -> None:
+    """As Anthropic's API: every result answers a call of the turn before, every call is answered in the next."""
+    with pytest.raises(BadRequest, match=at.replace(".", r"\.")) as refused:
+        messages(*turns)
+    assert refused.value.param == at
+
+
+def test_a_turn_may_be_several_messages() -> None:
+    """Calls wait for results as long as no turn of the other side has gone by; the last turn's may still come."""
+    turns = [
+        called("c"),
+        called("d"),
+        {"role": "system", "content": "s"},
+        user(result("d", "2")),
+        user(result("c", "1")),
+    ]
+    assert [m["role"] for m in messages(*turns)] == ["assistant", "assistant", "system", "tool", "tool"]
+    assert messages(*turns, called("c"))[-1]["tool_calls"][0]["id"] == "c"
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------
@@ -183,7 +227,7 @@ def test_deferred_tools() -> None:
 def test_a_reference_announces_the_tool() -> None:
     """The definition stands in the result, with the way to call it; an unknown tool is named."""
     references = [{"type": "tool_reference", "tool_name": name} for name in ("WebFetch", "Gone")]
-    content = messages(user(result("c", references)), tools=DEFERRED)[0]["content"]
+    content = messages(called("c"), user(result("c", references)), tools=DEFERRED)[1]["content"]
     assert content == (
         "The tool WebFetch is now available. Its definition:\n"
         '{"name":"WebFetch","description":"Fetches","parameters":{"type":"object"}}\n'

@@ -116,9 +116,9 @@ def test_any_json_is_read_or_refused(given_messages: list[Any], fields: Json) ->
 WORDS = st.text("ab \n", max_size=4)
 TEXT = st.builds(text, WORDS)
 REFERENCE = st.builds(lambda n: {"type": "tool_reference", "tool_name": n}, st.sampled_from(["WebFetch", "Gone"]))
-RESULT = st.builds(result, st.sampled_from(["c1", "c2"]), WORDS | st.lists(TEXT | REFERENCE, max_size=2))
+RESULT = WORDS | st.lists(TEXT | REFERENCE, max_size=2)
 TURNS = st.one_of(
-    st.builds(lambda c: {"role": "user", "content": c}, WORDS | st.lists(TEXT | RESULT, min_size=1, max_size=3)),
+    st.builds(lambda c: {"role": "user", "content": c}, WORDS | st.lists(TEXT, min_size=1, max_size=3)),
     st.builds(
         lambda c: {"role": "assistant", "content": c},
         st.lists(
@@ -132,9 +132,30 @@ TURNS = st.one_of(
 )
 
 
+def paired(turns: list[Any], data: st.DataObject) -> list[Any]:
+    """The same turns, each call with an id of its own, and with its result at the beginning of the user's next turn."""
+    history: list[Any] = []
+    waiting: list[str] = []
+    for turn in turns:
+        content = turn["content"]
+        if turn["role"] == "assistant":
+            calls = [
+                {**b, "id": f"c{len(history)}.{i}"} if b["type"] == "tool_use" else b for i, b in enumerate(content)
+            ]
+            waiting += [b["id"] for b in calls if b["type"] == "tool_use"]
+            content = calls
+        elif turn["role"] == "user" and waiting:
+            texts = content if isinstance(content, list) else [text(content)]
+            content = [*(result(call, data.draw(RESULT)) for call in waiting), *texts]
+            waiting = []
+        history.append({**turn, "content": content})
+    return history
+
+
 @given(st.lists(TURNS, min_size=1, max_size=6), st.data())
-def test_what_grows_is_only_appended_to(history: list[Any], data: st.DataObject) -> None:
+def test_what_grows_is_only_appended_to(turns: list[Any], data: st.DataObject) -> None:
     """The messages of a part of a history are the beginning of the messages of all of it; the same bytes each time."""
+    history = paired(turns, data)
     kept = data.draw(st.integers(0, len(history)))
     part = messages(*history[:kept], tools=DEFERRED, system="s")
     longer = messages(*history, tools=DEFERRED, system="s")

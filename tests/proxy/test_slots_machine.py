@@ -288,7 +288,7 @@ class SlotTableMachine(RuleBasedStateMachine):
     @invariant()
     def the_line_is_those_who_wait(self) -> None:
         assert self.table.n_waiting == len(self.waiting) <= MAX_WAITING
-        assert self.table.has_waiting() == bool(self.waiting)
+        assert len(self.table.waiting()) == len(self.waiting)
 
     @invariant()
     def nobody_waits_for_what_is_there(self) -> None:

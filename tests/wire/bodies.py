@@ -127,6 +127,7 @@ GOOD: dict[str, dict[str, Any]] = {
                     {"type": "thinking", "thinking": "r", "signature": ""},
                     {"type": "text", "text": "t"},
                     {"type": "tool_use", "id": "c", "name": "look", "input": {"a": "b"}},
+                    {"type": "tool_use", "id": "d", "name": "look", "input": {}},
                 ],
             },
             {
