@@ -124,15 +124,15 @@ async def test_what_two_bases_share(proxy_server: StartProxy, extra: tuple[str, 
     is what is chosen; with checkpoints alone by the third one, where files are worth something."""
     proxy = await proxy_server("--parallel", "4", *extra, model="swa", engine_flags=CHATML)
     shared = foxes(340, "Shared")
-    turns = []
-    for letter, length in (("B", 1450), ("C", 400), ("D", 400)):
-        talk = Conversation(proxy, f"{shared} {foxes(length, letter)}", letter)
-        turns.append(await talk.say("hello"))
+    talks = [Conversation(proxy, f"{shared} {foxes(n, a)}", a) for a, n in (("B", 1450), ("C", 400), ("D", 400))]
+    turns = [await talk.say("hello") for talk in talks]
     common = 345
     assert turns[1].cache_n >= common or extra, (turns, proxy.said())
     is_useless = extra and engine_kind == "binary"
     assert turns[2].cache_n >= common or is_useless, (turns, proxy.said())
     assert not is_useless or not (await engine_state(proxy))["snapshots"]["count"], "files that give nothing are made"
+    back = await talks[0].say("go on")
+    assert back.cache_n >= turns[0].n_prompt - 5, (turns, back, proxy.said())
 
 
 async def test_a_file_ends_with_the_last_complete_message(proxy_server: StartProxy) -> None:
