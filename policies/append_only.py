@@ -22,6 +22,7 @@ __all__ = [
     "Diverged",
     "Message",
     "Repaired",
+    "aligned",
     "defaults_of",
     "diff_kinds",
     "is_placeholder",
@@ -32,10 +33,13 @@ __all__ = [
     "only_reminders",
     "reconcile",
     "reminders",
+    "says_nothing",
 ]
 
 MOST_ALIKE = 120
 """Characters: a shorter text that replaces several results alike is a placeholder (issue 4, "Reconcile")."""
+MOST_MOVED = 64
+"""Different reminders that move at once; of more, which no agent has, all are told again."""
 GAVE_UP = "gave_up"
 
 
@@ -134,12 +138,41 @@ def new_reminders(ledger: Iterable[Message], incoming: Iterable[Message]) -> tup
 
 
 def moved_reminders(ledger: Iterable[Message], incoming: Sequence[Message], n_shared: int) -> tuple[str, ...]:
-    """Blocks that left the first `n_shared` incoming messages and stand in the rest again. The ledger still tells them
-    where they were first, so that the prompt would tell them twice."""
-    gone = Counter(block for message in ledger for block in reminders(message))
-    gone -= Counter(block for message in incoming[:n_shared] for block in reminders(message))
-    there = Counter(block for message in incoming[n_shared:] for block in reminders(message))
-    return tuple((gone & there).elements())
+    """Blocks that left the first `n_shared` incoming messages and stand in the rest again: the ledger still tells them
+    where they were first, and the prompt need not tell them twice. One that other reminders came after is none of them:
+    they may have said the contrary ("plan mode", "build mode", "plan mode")."""
+    told, kept, again = (
+        [block for message in messages for block in reminders(message)]
+        for messages in (ledger, incoming[:n_shared], incoming[n_shared:])
+    )
+    moved = (Counter(told) - Counter(kept)) & Counter(again)
+    if len(moved) > MOST_MOVED:
+        return ()
+    while contradicted := _contradicted(told, again, moved):
+        moved = Counter({block: count for block, count in moved.items() if block not in contradicted})
+    return tuple(moved.elements())
+
+
+def _contradicted(told: Sequence[str], again: Sequence[str], moved: Counter[str]) -> set[str]:
+    """Blocks between whose places another reminder stands that does not move with them."""
+    behind: set[str] = set(again[: next((i for i, block in enumerate(again) if block not in moved), len(again))])
+    last = next((i for i in range(len(told) - 1, -1, -1) if told[i] not in moved), -1)
+    behind &= set(told[last + 1 :])
+    return set(moved) - behind
+
+
+def aligned(
+    ledger: Sequence[Message], incoming: Sequence[Message], defaults: Defaults, digests: Sequence[bytes] = ()
+) -> tuple[list[int | None], int] | None:
+    """Which incoming message stands for each of the ledger's first ones, None for one that says nothing and is gone;
+    and how many incoming ones lie before the next. None: no message came or went, so that positions agree.
+
+    `digests`: as for `reconcile`."""
+    walk = _walk(ledger, incoming, defaults, digests)
+    at, n_shared = (walk.at, walk.n_shared) if walk.at == len(ledger) else walk.matched
+    stands = dict(walk.pairs)
+    places = [stands.get(i) for i in range(at)]
+    return None if places == list(range(n_shared)) else (places, n_shared)
 
 
 def is_placeholder(text: str) -> bool:
@@ -165,6 +198,7 @@ class _Walk:
     how: dict[str, None] = field(default_factory=dict)
     skipped: dict[str, None] = field(default_factory=dict)
     suspects: list[tuple[int, int]] = field(default_factory=list)
+    pairs: list[tuple[int, int]] = field(default_factory=list)
 
     def take_skipped(self) -> None:
         """What was passed over lies between messages that are shared."""
@@ -186,13 +220,14 @@ def _walk(
             walk.how |= dict.fromkeys(diff_kinds(*({**message, "content": None} for message in (one, other))))
         elif _may_be_pruned(one, other, defaults):
             walk.suspects.append((walk.at, walk.n_shared))
-        elif why := _says_nothing(one) or _says_nothing(other):
+        elif why := says_nothing(one) or says_nothing(other):
             walk.skipped[why] = None
-            is_gone = _says_nothing(one) is not None
+            is_gone = says_nothing(one) is not None
             walk.at, walk.n_shared = walk.at + is_gone, walk.n_shared + (not is_gone)
             continue
         else:
             return walk
+        walk.pairs.append((walk.at, walk.n_shared))
         walk.at, walk.n_shared = walk.matched = walk.at + 1, walk.n_shared + 1
         walk.take_skipped()
     if walk.at == len(ledger):
@@ -209,7 +244,7 @@ def _is_identical(one: Message, other: Message) -> bool:
     return all(isinstance(value, str) and value == other.get(key) for key, value in one.items())
 
 
-def _says_nothing(message: Message) -> str | None:
+def says_nothing(message: Message) -> str | None:
     """Why a message may come and go: its reminders are told elsewhere, or it is an answer that never began."""
     if only_reminders(message):
         return "reminder"

@@ -94,7 +94,10 @@ def problem(rule: Rule, *, trusted: bool) -> str | None:
     if rule.block and not rule.hints:
         return "a block needs hints"
     if not trusted and line_limit(rule.pattern) < (MAX_LINE if rule.hints else MIN_LINE):
-        return "its expression may take too long: bound its repetitions, like .{0,80}, and repeat no group that repeats"
+        return (
+            "its expression may take too long: bound its repetitions, like .{0,80}, repeat no group that repeats, and "
+            "write no comments"
+        )
     if any(pattern.search(text) for text in _ANY_TEXTS):
         return "it matches everything"
     found = pattern.search(rule.example)
@@ -110,6 +113,8 @@ def problem(rule: Rule, *, trusted: bool) -> str | None:
     return None
 
 
+_COMMENT = re.compile(r"\(\?(?:#|[a-zA-Z]*x)")
+"""What `line_limit` does not see through."""
 _TOKEN = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|<?[=!]|[a-zA-Z-]*:|[a-zA-Z]+\)))?|\)|\||[*+?]|\{\d*,?\d*\}|.",
     re.DOTALL,
@@ -122,6 +127,8 @@ def line_limit(pattern: str) -> int:
 
     A repetition that may run to the line's end multiplies the steps by the line's length, a bounded one by its bound.
     """
+    if _COMMENT.search(pattern):
+        return 0
     tokens = _TOKEN.findall(pattern)
     factors: list[int] = []  # 0: open
     inside = [False]  # per open group: holds a repetition or an alternative
@@ -137,9 +144,15 @@ def line_limit(pattern: str) -> int:
         if token == ")" and len(inside) > 1:
             varies = inside.pop()
             inside[-1] = inside[-1] or varies
-            if varies and _most(follow) not in (None, 1, 2):
+            if varies and _repeats(follow):
                 return 0
     return _longest(factors)
+
+
+def _repeats(token: str) -> bool:
+    """Whether a quantifier lets its item stand more than once."""
+    high = token[1:-1].rpartition(",")[2] if token.startswith("{") and _most(token) is not None else ""
+    return int(high) > 1 if high else _most(token) not in (None, 2)
 
 
 def _most(token: str) -> int | None:

@@ -13,12 +13,17 @@ MAX_SPANS = 16
 """Spans that may differ; more are another prompt, not another day."""
 MIN_EQUAL = 0.75
 """Share of the characters that has to be the same."""
+MIN_EQUAL_IN_LINE = 0.5
+"""The same between two requests of one conversation: it goes on for certain, and short prompts differ in much."""
 MIN_CONTEXT = 4
 """Letters and digits that have to stand beside a span on its line, or nothing says where it belongs."""
 MAX_NOTE = 300
 """Characters of a changed line that are told whole; of a longer one only what is near the change."""
 
 _WORD = re.compile(r"[\w.:%/+-]")
+_OWN = re.compile(r"\[\[value_\d+(?:_\d+)?\]\]")
+"""Placeholders of learned values. On a line that is learned anew they are part of what changes, and the wider span
+counts from then on (`policies/layout_text`): two days of "Montag, 10:00" have one base though the hours came first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ def learn(old_texts: Sequence[str], new_texts: Sequence[str], first_number: int)
     None when they are equal, or differ in more than MAX_SPANS spans of MAX_VALUE characters on one line each, in
     project instructions, in a line that has nothing else on it or that another line looks like.
     """
-    changes = _changes(old_texts, new_texts)
-    if not changes:
+    changes = _changes(old_texts, new_texts, MIN_EQUAL)
+    if not changes or not all(map(_is_plain, changes)):
         return None
     learned = tuple(
         Learned(change.prefix, change.suffix, f"value_{number}") for number, change in enumerate(changes, first_number)
@@ -57,13 +62,15 @@ def learn(old_texts: Sequence[str], new_texts: Sequence[str], first_number: int)
 
 
 def changed_lines(old_texts: Sequence[str], new_texts: Sequence[str]) -> list[tuple[str, str]] | None:
-    """The lines that differ, old and new, where `learn` would take the difference; of long lines an excerpt."""
-    if learn(old_texts, new_texts, 1) is None:
+    """The lines that differ within a conversation, old and new, where it is clear which they are; of long lines an
+    excerpt. None where nothing differs, or too much (MAX_SPANS, MAX_VALUE, MIN_EQUAL_IN_LINE)."""
+    changes = _changes(old_texts, new_texts, MIN_EQUAL_IN_LINE)
+    if not changes or not all(_is_clear(change, old_texts) for change in changes):
         return None
-    return [_excerpt(change) for change in _changes(old_texts, new_texts) or ()]
+    return [_excerpt(change) for change in changes]
 
 
-def _changes(old_texts: Sequence[str], new_texts: Sequence[str]) -> list[_Change] | None:
+def _changes(old_texts: Sequence[str], new_texts: Sequence[str], min_equal: float) -> list[_Change] | None:
     if len(old_texts) != len(new_texts):
         return None
     changes: list[_Change] = []
@@ -77,8 +84,7 @@ def _changes(old_texts: Sequence[str], new_texts: Sequence[str]) -> list[_Change
         if len(changes) > MAX_SPANS or _in_instructions(old, old_lines, new_lines):
             return None
     n_changed = sum(max(len(each.old), len(each.new)) - each.start - each.tail for each in changes)
-    enough = n_changed <= (1 - MIN_EQUAL) * sum(map(len, old_texts))
-    return changes if enough and all(map(_is_plain, changes)) else None
+    return changes if n_changed <= (1 - min_equal) * sum(map(len, old_texts)) else None
 
 
 def _in_instructions(text: str, old_lines: Sequence[str], new_lines: Sequence[str]) -> bool:
@@ -99,12 +105,26 @@ def _change(number: int, old: str, new: str) -> _Change:
         start -= 1
     while tail and _WORD.match(old[len(old) - tail]):
         tail -= 1
+    if first := _OWN.search(old):
+        start = min(start, first.start())
+        tail = min(tail, len(old) - [found.end() for found in _OWN.finditer(old)][-1])
     return _Change(number, old, new, start, tail)
+
+
+def _spans(change: _Change) -> list[str]:
+    return [line[change.start : len(line) - change.tail] for line in (change.old, change.new)]
+
+
+def _is_clear(change: _Change, texts: Sequence[str]) -> bool:
+    """A short change of a line that stands in the text once, placeholders that it cuts through aside."""
+    is_cut = any(text.count("[[") != text.count("]]") for text in (change.prefix, *_spans(change)))
+    is_short = all(len(span) <= MAX_VALUE for span in _spans(change))
+    return is_short and not is_cut and [line for text in texts for line in text.split("\n")].count(change.old) == 1
 
 
 def _is_plain(change: _Change) -> bool:
     """Short spans without placeholders, with enough beside them to know the line again."""
-    spans = [line[change.start : len(line) - change.tail] for line in (change.old, change.new)]
+    spans = [_OWN.sub("", span) for span in _spans(change)]
     beside = change.prefix + change.suffix
     if change.prefix.rfind("[[") > change.prefix.rfind("]]"):  # within a placeholder
         return False

@@ -298,7 +298,7 @@ def _replace(texts: Sequence[str], spans: Sequence[Span], values: _Values) -> li
 
 def _by_difference(texts: Sequence[str], learned: Sequence[Learned]) -> list[Span]:
     spans: list[Span] = []
-    for known in learned:
+    for known in sorted(learned, key=lambda known: len(known.prefix) + len(known.suffix)):  # the widest span first
         places = [Span(i, a, b, known.name, "move") for i, text in enumerate(texts) for a, b in lines_of(text, known)]
         if len(places) == 1 and not _overlaps(places[0], spans) and "[[" not in _cut(texts, places[0]):
             spans += places

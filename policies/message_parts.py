@@ -6,7 +6,8 @@ Takes JSON of any shape, raises nothing, changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
@@ -57,6 +58,28 @@ def only_reminders(message: Message) -> bool:
     return not parts_of(message.get("content"), plain)
 
 
+def without_reminders(message: Message, dropped: Iterable[str]) -> Message:
+    """The message without those of its reminder blocks, each as often as it stands in `dropped`; parts that said
+    nothing else are gone. The same object when it has none of them."""
+    left = Counter(dropped)
+    if not (left & Counter(reminders(message))):
+        return message
+
+    def clean(text: str) -> str:
+        spans = []
+        for start, end in _blocks(text):
+            if left[text[start:end]] > 0:
+                left[text[start:end]] -= 1
+                spans.append((start, end))
+        return _joined(text, spans)
+
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": clean(content)}
+    parts = [{**part, "text": clean(part["text"])} if is_text(part) else part for part in content]
+    return {**message, "content": [part for part in parts if not is_text(part) or part["text"]]}
+
+
 def parts_of(content: object, clean: Callable[[str], str] | None) -> list[Any]:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -91,17 +114,26 @@ def _blocks(text: str) -> list[tuple[int, int]]:
 
 
 def plain(text: str) -> str:
-    """A text without its reminders: what stood around one is joined by the longer of the white spaces beside it."""
-    if not (blocks := _blocks(text)):
+    """A text without its reminders."""
+    return _joined(text, _blocks(text))
+
+
+def _joined(text: str, blocks: Sequence[tuple[int, int]]) -> str:
+    """A text without those spans: what stood around one is joined by the longer of the white spaces beside it."""
+    if not blocks:
         return text
     starts, ends = zip(*blocks, strict=True)
-    plain = text[: starts[0]]
+    said = [text[: starts[0]].rstrip()]
+    gap = text[len(said[0]) : starts[0]]  # white space behind what was said so far
     for start, end in zip(ends, (*starts[1:], len(text)), strict=True):
         piece = text[start:end]
-        before, after = plain.rstrip(), piece.lstrip()
-        gaps = plain[len(before) :], piece[: len(piece) - len(after)]
-        plain = before + (max(gaps, key=len) if before and after else "") + after
-    return plain if plain.strip() else ""
+        if after := piece.strip():
+            begins = piece.index(after[0])
+            said += [max(gap, piece[:begins], key=len) if len(said) > 1 or said[0] else "", after]
+            gap = piece[begins + len(after) :]
+        else:
+            gap = ""
+    return "".join([*said, gap]) if any(said) else ""
 
 
 def as_dict(value: object) -> dict[str, Any]:

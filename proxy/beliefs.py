@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
 import structlog
@@ -55,6 +56,14 @@ class Beliefs:
         finally:
             del self._suspected[engine.name]
 
+    async def is_asleep(self, engine: Engine) -> bool:
+        """Whether it has put its model away, and what lay in its slots with it. Asking does not wake it."""
+        asleep = False
+        with contextlib.suppress(EngineError):
+            asleep = (await engine.client.props()).is_sleeping
+        self._lost(engine, engine.table.lose_idle() if asleep else [])
+        return asleep
+
     async def reconcile(self, engine: Engine) -> None:
         """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""
         if not engine.has_slots_endpoint or engine.props is None or not engine.ready:
@@ -63,16 +72,15 @@ class Beliefs:
             s.id: (s.n_tokens, s.last_used) for s in engine.table.slots if s.is_idle and s.n_tokens and s.last_used
         }
         try:
-            if engine.kind == "attached" and (await engine.client.props()).is_sleeping:
-                self._lost(engine, engine.table.lose_idle())
+            if await self.is_asleep(engine):
                 return
             reports = await engine.client.slots()
         except EngineError:
             return
         for report in reports:
             slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
-            known = before.get(report.id)
-            if slot is None or known != (slot.n_tokens, slot.last_used) or not slot.is_idle or report.is_processing:
+            is_known = slot is not None and before.get(report.id) == (slot.n_tokens, slot.last_used)
+            if slot is None or not is_known or not slot.is_idle or report.is_processing:
                 continue
             real = report.n_prompt_tokens
             differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
@@ -83,18 +91,9 @@ class Beliefs:
                 self._lost(engine, engine.table.correct(slot, report.n_prompt_tokens))
 
     async def notice_sleep(self, engine: Engine) -> None:
-        """An engine that sleeps has unloaded its model, and every slot with it: waking is a restart. It is asked for
-        GET /props alone, which neither wakes it nor keeps it awake."""
-        if not engine.may_sleep():
-            return
-        try:
-            is_sleeping = (await engine.client.props()).is_sleeping
-        except EngineError as error:
-            log.debug("props_unanswered", engine=engine.name, error=str(error))
-            return
-        if is_sleeping and not engine.table.runners():
+        """An engine that sleeps has unloaded its model: waking is a restart. Asks when it may sleep by now."""
+        if engine.may_sleep() and await self.is_asleep(engine):
             log.info("engine_sleeps", engine=engine.name)
-            self._lost(engine, engine.table.lose_idle())
 
     def _lost(self, engine: Engine, lost: list[str]) -> None:
         for line in filter(None, map(self.lines.get, lost)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from llamacpp.capabilities import TemplateFacts, probe_printed
+from llamacpp.capabilities import TemplateFacts, probe_printed, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.engines.flags import EngineSpec
 from llamacpp.engines.plan import Plan
@@ -203,7 +203,13 @@ class Engine:
         return tuple(v for v in self.clock_values if printed is None or placeholder(v[0]) in printed)
 
     async def read_template(self, props: Props, advice: str) -> None:
-        """What its template's text says; `advice` goes to the log when it prints the clock, once."""
+        """What its template takes, None where that cannot be asked (no template, an embedding model), and what its text
+        says; `advice` goes to the log when it prints the clock, once."""
+        try:
+            self.template = await probe_template(self.client)
+        except EngineError as error:
+            self.template = None
+            log.info("template_unknown", engine=self.name, error=str(error))
         knew, texts = self.prints_clock, (props.chat_template, str(props.raw.get("chat_template_tool_use") or ""))
         self.prints_clock = any(prints_clock(text, self.chosen_template.fixed) for text in texts)
         variant = keep_reasoning(props.chat_template)

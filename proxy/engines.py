@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from llamacpp import engines as children
-from llamacpp.capabilities import TemplateFacts, probe_opening, probe_template
+from llamacpp.capabilities import TemplateFacts, probe_opening
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
@@ -269,10 +269,9 @@ class Engines:
         slots = await engine.client.slots() if has_slots else []
         props = await engine.client.props()
         engine.adopt(props, slots)
-        engine.template = await _probe(engine)
+        await engine.read_template(props, clock_advice(self.settings, engine.kind))
         if engine.template is not None and not engine.files_rewind:
             engine.opening = await probe_opening(engine.client)
-        await engine.read_template(props, clock_advice(self.settings, engine.kind))
         await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
         await learn_ways(self, engine, slots)
         engine.table.watch = lambda: self.on_pressure(engine)
@@ -281,7 +280,14 @@ class Engines:
     async def identify(self, engine: Engine) -> None:
         """Tries again to learn a fingerprint that could not be made before, in a slot that is empty by now."""
         slot = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
-        if slot is None or engine.fingerprint is not None or engine.slot_dir is None:
+        if (
+            slot is None
+            or engine.fingerprint is not None
+            or engine.slot_dir is None
+            or await self.beliefs.is_asleep(engine)
+        ):
+            return
+        if not slot.is_idle or slot.n_tokens:
             return
         engine.table.lease(slot)
         try:
@@ -315,17 +321,25 @@ class Engines:
         """Looks after an engine that somebody else runs: attach when it answers, notice when it goes."""
         told = False
         while not self.is_stopping():
-            healthy = await engine.client.health()
-            if not healthy and not engine.ready and not told:
-                told = True
-                log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
-            if not healthy and engine.ready and not engine.table.runners():
-                self._lost_instance(engine, "its /health does not answer")
-                log.warning("engine_gone", engine=engine.name, url=spec.url)
-            elif not engine.ready:
-                await self._attach(engine, spec)
+            try:
+                told = await self._look(engine, spec, told=told)
+            except Exception as error:  # whatever it is: without this loop nobody would look again
+                log.error("engine_not_watched", engine=engine.name, exc_info=error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), WATCH_SECONDS)
+
+    async def _look(self, engine: Engine, spec: attached.AttachedSpec, *, told: bool) -> bool:
+        """`told`, and returned: whether it was said that it does not answer."""
+        healthy = await engine.client.health()
+        if not healthy and not engine.ready and not told:
+            log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
+        told = told or not (healthy or engine.ready)
+        if not healthy and engine.ready and not engine.table.runners():
+            self._lost_instance(engine, "its /health does not answer")
+            log.warning("engine_gone", engine=engine.name, url=spec.url)
+        elif not engine.ready:
+            await self._attach(engine, spec)
+        return told
 
     async def _attach(self, engine: Engine, spec: attached.AttachedSpec) -> None:
         try:
@@ -357,12 +371,3 @@ def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: EngineErro
     if why != engine.why_not and not isinstance(error, EngineUnreachable):
         log.warning("engine_not_attached", engine=engine.name, url=spec.url, why=why, again_in_seconds=WATCH_SECONDS)
     engine.why_not, engine.is_loading = why, False
-
-
-async def _probe(engine: Engine) -> TemplateFacts | None:
-    """What its template takes; None where that cannot be asked (no template, an embedding model)."""
-    try:
-        return await probe_template(engine.client)
-    except EngineError as error:
-        log.info("template_unknown", engine=engine.name, error=str(error))
-        return None

@@ -76,8 +76,12 @@ class Keeper:
         await self._service.engines.identify(engine)
 
     async def _render_ahead(self, engine: Engine) -> None:
-        for slot in engine.table.slots:
-            if slot.is_idle and not slot.is_rendered and engine.clock() - slot.last_used > RENDER_IDLE_SECONDS:
+        now = engine.clock()
+        due = [s for s in engine.table.slots if not s.is_rendered and now - s.last_used > RENDER_IDLE_SECONDS]
+        if not any(s.is_idle for s in due) or await self._service.engines.beliefs.is_asleep(engine):
+            return
+        for slot in due:
+            if slot.is_idle:
                 await render_slot(engine, slot)
 
     # --- idle saves -------------------------------------------------------------------------------------------------
@@ -88,7 +92,7 @@ class Keeper:
         a, per_token = engine.table.abilities, engine.costs.bytes_per_token
         left = DAILY_BYTES - self._written
         found = next_save(self._idle(engine), a.save_cost, left, per_token, sleep_seconds=engine.sleep_seconds)
-        if found is None:
+        if found is None or await self._service.engines.beliefs.is_asleep(engine):
             return
         slot = engine.table.slots[found]
         await render_slot(engine, slot)
@@ -130,7 +134,7 @@ class Keeper:
         """Copies a slot through its file into an empty one, cuts it at the base's end there, and saves that."""
         found = next_base(self._idle(engine), sleep_seconds=engine.sleep_seconds)
         target = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
-        if found is None or target is None:
+        if found is None or target is None or await self._service.engines.beliefs.is_asleep(engine):
             return
         slot = engine.table.slots[found]
         if slot.body is None or slot.tenant is None:
@@ -219,7 +223,7 @@ class Keeper:
             log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
 
     async def _save_engine(self, engine: Engine) -> None:
-        if not engine.ready or not engine.can_save:
+        if not engine.ready or not engine.can_save or await self._service.engines.beliefs.is_asleep(engine):
             return
         for number in exit_order(self._idle(engine)):
             slot = engine.table.slots[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -187,11 +187,10 @@ class Layouts:
     def _learn(self, known: _Tenant, old: tuple[str, ...], new: tuple[str, ...]) -> bool:
         if len(old) != len(new) or len(known.learned) >= MOST_LEARNED:
             return False
-        found = learn(old, new, len(known.learned) + 1)
-        fresh = tuple(
-            f for f in found or () if (f.prefix, f.suffix) not in {(k.prefix, k.suffix) for k in known.learned}
-        )
-        known.learned += fresh[: MOST_LEARNED - len(known.learned)]
+        spans = {(k.prefix, k.suffix) for k in known.learned}
+        fresh = [f for f in learn(old, new, 1) or () if (f.prefix, f.suffix) not in spans]
+        for number, each in enumerate(fresh[: MOST_LEARNED - len(known.learned)], len(known.learned) + 1):
+            known.learned += (replace(each, name=f"value_{number}"),)
         return bool(fresh)
 
     def _save(self, tenant: str, known: _Tenant) -> None:

@@ -7,6 +7,7 @@ model reads, so only what policies/append_only knows to be equivalent is respell
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import orjson
 import structlog
 
-from policies.append_only import Repaired, diff_kinds, new_reminders, normal, reconcile
+from policies.append_only import Repaired, diff_kinds, moved_reminders, new_reminders, normal, reconcile
 from policies.layout import change_note, first_note, line_note, with_note
+from policies.message_parts import only_reminders, reminders, without_reminders
 from policies.placeholders import resolved
 from policies.replay import give_back
 from policies.types import Match
@@ -106,16 +108,20 @@ class _Repair:
     """One request on its way through layout, its line's ledger and replay."""
 
     def __init__(self, service: Service, request: ModelRequest) -> None:
-        self._service, self._request = service, request
-        self._messages: list[Json] = request.body["messages"]
-        self._n, self._n_leading = len(self._messages), request.prompt.n_leading
+        self._service = service
         self._recognition = Recognition(service, request)
         self._repairs, self._line_changes = self._recognition.repairs, self._recognition.line_changes
         self._deferred: set[int] = set()
+
+    def _take(self, request: ModelRequest) -> None:
+        self._request = request
+        self._messages: list[Json] = request.body["messages"]
+        self._n, self._n_leading = len(self._messages), request.prompt.n_leading
         self._first_user, self._opening = self._recognition.first_user, self._recognition.opening
 
     async def run(self) -> Prepared:
         laid, found = await self._recognition.run()
+        self._take(self._recognition.request)
         if found.match is Match.EDITED:
             found = await self._reconciled(found)
         elif found.match is Match.EXTENDS:
@@ -210,9 +216,26 @@ class _Repair:
             if sent != messages[i]:
                 altered.add(i)
             messages[i] = sent
-        if missing and old.sent is not None:
-            told = [orjson.loads(blob) for blob in old.sent] + messages[len(old.raw) :]
-            self._reminders = new_reminders(told, [self._messages[i] for i in missing])
+        beside = self._recognition.beside
+        if (missing or beside) and old.sent is not None:
+            before = [orjson.loads(blob) for blob in old.sent]
+            altered |= self._told_already(before, messages)
+            told = [*before, *messages[len(before) :]]
+            left_out = beside.left_out if beside else ()
+            self._reminders = new_reminders(told, [*(self._messages[i] for i in missing), *left_out])
+        return altered
+
+    def _told_already(self, before: list[Json], messages: list[Json]) -> set[int]:
+        """Reminders that the client has moved to a new message, and that are still told where they were."""
+        beside, altered = self._recognition.beside, set()
+        moved = Counter(beside.moved if beside else moved_reminders(before, self._messages, len(before)))
+        for i in range(len(before), self._n) if moved else ():
+            bare = without_reminders(messages[i], moved.elements())
+            if bare is not messages[i] and bare["content"]:
+                moved -= Counter(reminders(messages[i])) - Counter(reminders(bare))
+                messages[i] = bare
+                altered.add(i)
+                self._repairs.append("reminder")
         return altered
 
     _reminders: Sequence[str] = ()
@@ -275,15 +298,18 @@ class _Repair:
         return [*old.told, (at, values)]
 
     def _newest_asking(self, start: int) -> int | None:
-        """The newest message from `start` on that may bear a note."""
-        asking = (i for i in range(self._n - 1, start - 1, -1) if self._messages[i].get("role") in ("user", "tool"))
-        return next(asking, None)
+        """The newest message from `start` on that may bear a note; one of reminders only may go, so another first."""
+        asking = [i for i in range(self._n - 1, start - 1, -1) if self._messages[i].get("role") in ("user", "tool")]
+        lasting = (i for i in asking if not only_reminders(self._messages[i]))
+        return next(lasting, asking[0] if asking else None)
 
     def _append(self, messages: list[Json], altered: set[int], notes: Sequence[str], start: int) -> int | None:
-        """The notes behind the newest message that may bear one; its position, None when there is none."""
+        """The notes behind the newest message that may bear one, if need be before `start`; its position, None when
+        there is none."""
         if not notes:
             return None
         at = self._newest_asking(start)
+        at = self._newest_asking(self._n_leading) if at is None else at
         if at is not None:
             messages[at] = with_note(messages[at], "\n".join(notes), front=False)
             altered.add(at)

@@ -15,6 +15,7 @@ import structlog
 
 from policies.append_only import normal
 from policies.layout import changed_lines
+from policies.message_parts import only_reminders
 from policies.normal_form import Defaults
 from policies.placeholders import resolved
 from policies.types import Match, Prompt, digest
@@ -22,6 +23,7 @@ from proxy.api.read import ModelRequest, chained
 from proxy.errors import StoreError
 from proxy.layouts import NO_RULES, LaidBase, opening_of, text_of
 from proxy.lines import Found, Line
+from proxy.realign import Realigned, realigned
 from proxy.service import Service
 
 log = structlog.get_logger(__name__)
@@ -35,16 +37,23 @@ DOUBT = 10
 
 class Recognition:
     """One chat request among the lines of its tenant. `line_changes`: text lines of its base, as they were sent and as
-    they read now; `repairs`: what was done on the way."""
+    they read now; `repairs`: what was done on the way; `request`: with the positions of its line's ledger, by
+    `beside` where the client's own were others."""
 
     def __init__(self, service: Service, request: ModelRequest) -> None:
-        self._service, self._request = service, request
-        self._messages: list[Json] = request.body["messages"]
-        self._n, self._n_leading = len(self._messages), request.prompt.n_leading
-        self._tenant = request.who.tenant
+        self._service, self._tenant = service, request.who.tenant
         self.repairs: list[str] = []
         self.line_changes: list[tuple[str, str]] = []
-        self.first_user = next((i for i, m in enumerate(self._messages) if m.get("role") == "user"), None)
+        self.beside: Realigned | None = None
+        self._take(request)
+
+    def _take(self, request: ModelRequest) -> None:
+        self.request = request
+        self._messages: list[Json] = request.body["messages"]
+        self._n, self._n_leading = len(self._messages), request.prompt.n_leading
+        users = [i for i, m in enumerate(self._messages) if m.get("role") == "user"]
+        telling = (i for i in users if not only_reminders(self._messages[i]))
+        self.first_user = next(telling, users[0] if users else None)
         self.opening = opening_of(self._messages, self.first_user)
 
     async def run(self) -> tuple[LaidBase, Found]:
@@ -52,23 +61,45 @@ class Recognition:
         laid, found = self._look_up(self._n_learned())
         if found.match is Match.BASE:
             laid, found = await self._with_its_base(laid, found)
+        if found.match in (Match.BASE, Match.EDITED):
+            found = await self._realigned(laid, found)
         if found.match in (Match.BASE, Match.NEW):
             laid, found = self._met(laid, found)
         return laid, found
+
+    async def _realigned(self, laid: LaidBase, found: Found) -> Found:
+        """The line that goes on but for messages that say nothing: they are laid beside the ledger's."""
+        line = found.line
+        if line is None or (line.prompt.system, line.prompt.tools) != (laid.system, laid.tools_digest):
+            return found
+        sent, ledger, request = await self.texts(line), line.ledger, self.request
+        if sent is None or ledger is None:
+            return found
+        beside = realigned(request, ledger, sent, found.shared, self.defaults())
+        if beside is None:
+            return found
+        self._take(beside.request)
+        again = self._find(laid)
+        if again.line is not line or again.shared <= found.shared:
+            self._take(request)
+            return found
+        self.beside = beside
+        self.repairs.append("reminder")
+        return again
 
     def _n_learned(self) -> int:
         return NO_RULES if self.first_user is None else self._service.layouts.n_learned(self._tenant)
 
     def _lay_out(self, n_learned: int) -> LaidBase:
-        p = self._request.prompt
+        p = self.request.prompt
         leading, opening = self._messages[: self._n_leading], [self._messages[i] for i in self.opening]
-        raw = digest(p.system, p.tools, *(self._request.raws[i] for i in self.opening))
+        raw = digest(p.system, p.tools, *(self.request.raws[i] for i in self.opening))
         return self._service.layouts.lay_out(
-            self._tenant, leading, self._request.body.get("tools"), raw, n_learned, opening
+            self._tenant, leading, self.request.body.get("tools"), raw, n_learned, opening
         )
 
     def prompt(self, laid: LaidBase) -> Prompt:
-        p, r = self._request.prompt, self._request
+        p, r = self.request.prompt, self.request
         entries = [*(laid.system,) * self._n_leading, *r.normals[self._n_leading :]]
         for i, message in zip(self.opening, laid.opening, strict=True):
             entries[i] = digest(orjson.dumps(message))
@@ -76,7 +107,7 @@ class Recognition:
         return Prompt(laid.system, laid.tools_digest, p.params, chain, p.sizes, p.n_leading)
 
     def _find(self, laid: LaidBase) -> Found:
-        r = self._request
+        r = self.request
         return self._service.lines.find(r.who, self.prompt(laid), r.first_user, lambda *at: self._fits(laid, *at))
 
     def _fits(self, laid: LaidBase, line: Line, shared: int) -> int | None:
@@ -89,7 +120,7 @@ class Recognition:
         learned = any(v.name.startswith("value_") and told.get(v.name, v.text) != v.text for v in laid.values)
         echo = self._echoes(line, shared)
         has_answers = any(m.get("role") == "assistant" for m in self._messages[self._n_leading : shared])
-        if (differs or learned) and self._request.who.session is None and not has_answers and echo is not True:
+        if (differs or learned) and self.request.who.session is None and not has_answers and echo is not True:
             return None
         return {True: 2, None: 1, False: 0}[echo] - (DOUBT if differs or learned else 0)
 
@@ -110,7 +141,7 @@ class Recognition:
         """The line's base may have been laid out before more was learned, or differ in volatile spans alone."""
         if self.first_user is None:
             return laid, found
-        r = self._request
+        r = self.request
         lines = [line for line in self._service.lines.starting(r.who, r.first_user) if line.ledger is not None]
         learned = {line.ledger.n_learned for line in lines if line.ledger is not None}
         ways = [self._look_up(n) for n in learned]
@@ -126,7 +157,7 @@ class Recognition:
     def _continues(self, line: Line) -> bool:
         """Whether the history is the line's own, whatever the base: agents begin with the same words, so that without a
         session's name the answer has to be the line's, too."""
-        ledger, r = line.ledger, self._request
+        ledger, r = line.ledger, self.request
         if ledger is None or line.prompt.n_leading != self._n_leading or len(ledger.normal) > self._n:
             return False
         n = len(ledger.normal)
@@ -161,7 +192,7 @@ class Recognition:
 
     def defaults(self) -> Defaults:
         """Schema defaults of the request's tools."""
-        return self._service.normals.defaults(self._request.body.get("tools"))[1]
+        return self._service.normals.defaults(self.request.body.get("tools"))[1]
 
     async def texts(self, line: Line) -> list[bytes] | None:
         """The messages of the line's ledger, from state.db where they are not in memory; None when they are lost."""

@@ -12,6 +12,7 @@ import xxhash
 
 from llamacpp.capabilities import TemplateFacts
 from llamacpp.wire import Kind, is_one_prompt, must_be_whole, streamed
+from policies.message_parts import only_reminders
 from policies.system_text import fold
 from policies.types import Prompt, digest
 from proxy.api import read_messages, read_responses
@@ -313,13 +314,16 @@ def _blobs(body: Json) -> tuple[bytes, ...]:
 def _chat_prompt(
     body: Json, blobs: tuple[bytes, ...], raws: tuple[bytes, ...], normals: tuple[bytes, ...]
 ) -> tuple[Prompt, bytes]:
-    """The prompt as the client spells it, and what its first message is known by: its normal form if there is one."""
+    """The prompt as the client spells it, and what its first message that says something is known by: its
+    normal form if there is one."""
     messages = body["messages"]
     n_leading = next((i for i, m in enumerate(messages) if m.get("role") not in LEADING), len(messages))
     system = digest(*raws[:n_leading])
     tools = digest(orjson.dumps(body.get("tools")))
     params = digest(orjson.dumps([body.get(name) for name in RENDERING]))
-    first_user = digest((normals or raws)[n_leading] if n_leading < len(blobs) else b"")
+    telling = (i for i in range(n_leading, len(messages)) if not (normals and only_reminders(messages[i])))
+    first = next(telling, n_leading)
+    first_user = digest((normals or raws)[first] if first < len(blobs) else b"")
     chain = chained(digest(system, tools, params), raws)
     return Prompt(system, tools, params, chain, tuple(map(len, blobs)), n_leading), first_user
 

@@ -220,7 +220,8 @@ def _echo(body: Json, tools: Tools, sent: Json) -> Json:
     or cut, whatever was asked."""
     echo: Json = {name: silent if (value := body.get(name)) is None else value for name, silent in _ECHOED.items()}
     asked = (body.get("text") or {}).get("format") or {"type": "text"}
-    schema = (sent.get("response_format") or {}).get("json_schema")
+    # A client's own `response_format`, chat's field, may hold anything and is the engine's to judge.
+    schema = sent["response_format"]["json_schema"] if asked["type"] == "json_schema" else None
     effort = sent.get("reasoning_effort")
     return echo | {
         "reasoning": {"effort": effort} if effort in _EFFORTS else None,

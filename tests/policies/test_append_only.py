@@ -11,6 +11,7 @@ from policies.append_only import (
     Appended,
     Diverged,
     Repaired,
+    aligned,
     is_placeholder,
     moved_reminders,
     new_reminders,
@@ -20,6 +21,7 @@ from policies.append_only import (
     reminders,
 )
 from policies.append_only_data import PRUNED
+from policies.message_parts import without_reminders
 from tests.policies.respellings import DEFAULTS, IMAGE, Message, assistants, call, messages, respelled
 
 CLEARED = "[Old tool result content cleared]"
@@ -28,6 +30,10 @@ R, S = "<system-reminder>r</system-reminder>", "<system-reminder>s</system-remin
 
 def say(role: str, content: object, **more: object) -> Message:
     return {"role": role, "content": content, **more}
+
+
+def part(text: str) -> Message:
+    return {"type": "text", "text": text}
 
 
 def step(n: int, result: object = None) -> list[Message]:
@@ -292,6 +298,32 @@ def test_a_moved_reminder_is_seen() -> None:
     assert got == Repaired(2, ("reminder",))
     assert moved_reminders(ledger, incoming, got.n_shared) == (R,)
     assert moved_reminders(ledger, [*ledger, say("user", R)], 2) == ()
+
+
+def test_a_reminder_that_another_followed_is_not_told_yet() -> None:
+    """What came between may have said the contrary; what moves along did not."""
+    bare = [say("user", "a"), say("assistant", "b")]
+    ledger = [say("user", f"{R}a{S}"), bare[1]]
+    assert moved_reminders(ledger, [say("user", f"a{S}"), bare[1], say("user", R)], 2) == ()
+    assert moved_reminders(ledger, [*bare, say("user", f"{R}{S}")], 2) == (R, S)
+    other = "<new-reminder>c</new-reminder>"
+    assert moved_reminders(ledger, [*bare, say("user", f"{S}{other}{R}")], 2) == (S,)
+
+
+def test_the_places_of_messages_that_came_and_went() -> None:
+    ledger = [say("user", "do"), say("user", R), say("assistant", "a"), say("user", "more")]
+    incoming = [ledger[0], ledger[2], say("user", S), ledger[3], say("assistant", "b")]
+    assert aligned(ledger, incoming, {}) == ([0, None, 1, 3], 4)
+    assert aligned(ledger, ledger, {}) is None
+    assert aligned(ledger, [ledger[0], say("assistant", "other"), ledger[3]], {}) is None
+    assert aligned(ledger, [ledger[0], ledger[2], say("user", "other")], {}) == ([0, None, 1], 2)
+
+
+def test_reminders_are_taken_out_as_often_as_asked() -> None:
+    message = say("tool", [part(f"{R} a {R}"), part(S), {"type": "image_url"}])
+    assert without_reminders(message, [R, S])["content"] == [part(f"a {R}"), {"type": "image_url"}]
+    assert without_reminders(message, ["x"]) is message
+    assert without_reminders(say("assistant", R), [R]) == say("assistant", R)
 
 
 # --- turns that were given up ---------------------------------------------------------------------------------------

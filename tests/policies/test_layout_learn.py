@@ -44,10 +44,18 @@ def test_what_is_no_small_difference_is_not_learned() -> None:
         with_line("Mood: " + "x" * 201),
         [old[0].upper()],
         ["Mood: calm"],
-        with_line("Mood:"),
     ):
         assert learn(old, new, 1) is None
         assert changed_lines(old, new) is None
+
+
+def test_within_a_conversation_whole_lines_and_more_of_a_short_text_may_change() -> None:
+    for old, new in (("calm", "wild"), ("Mood: calm", "Mood:"), ("Mood:", "Mood: calm")):
+        assert learn(with_line(old), with_line(new), 1) is None
+        assert changed_lines(with_line(old), with_line(new)) == [(old, new)]
+    assert changed_lines(["Now 1234567890.\nBe kind."], ["Now 2345678901.\nBe kind."]) is not None
+    assert changed_lines(["Now 1234567890.\nBe."], ["Now 2345678901.\nBe."]) is None, "nearly all of it"
+    assert changed_lines(with_line("calm\ncalm"), with_line("calm\nwild")) is None, "nobody could tell which"
 
 
 def test_many_spans_are_another_prompt() -> None:
@@ -68,6 +76,23 @@ def test_a_placeholder_is_never_learned() -> None:
     assert learn(with_line("Mood: [[date]]/a1"), with_line("Mood: [[date]]/a2"), 1) == (
         Learned("Mood: [[date]]", "", "value_1"),
     )
+
+
+def test_what_changes_around_a_learned_value_is_learned_with_it() -> None:
+    """The hours were learned on Monday; from Tuesday on the day counts, too, and both days have one base."""
+    texts = [with_line(f"Es ist {day}, {hour} Uhr.") for day, hour in (("Montag", 9), ("Montag", 10), ("Dienstag", 8))]
+    first = learn(texts[0], texts[1], 1)
+    assert first == (Learned("Es ist Montag, ", " Uhr.", "value_1"),)
+    laid = [str(lay_out([system(text)], None, learned=first).leading[0]["content"]) for text in texts]
+    second = learn([laid[0]], [laid[2]], 2)
+    assert second == (Learned("Es ist ", " Uhr.", "value_2"),)
+    both = [lay_out([system(text)], None, learned=first + second) for text in texts]
+    assert both[0].leading == both[1].leading == both[2].leading
+    assert [each.values[0].text for each in both] == ["Montag, 9", "Montag, 10", "Dienstag, 8"]
+
+
+def system(texts: list[str]) -> dict[str, str]:
+    return {"role": "system", "content": texts[0]}
 
 
 def test_project_instructions_are_never_learned() -> None:

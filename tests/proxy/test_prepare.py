@@ -99,6 +99,21 @@ def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
     assert "orange" in sent(five)[-1]["content"]
 
 
+def test_a_line_that_is_nothing_but_a_clock() -> None:
+    """Told anew while it ticks; the base stays, in a short prompt, too, and on a line that was learned in part."""
+    talk, before = Talk(), None
+    history = [user("hello")]
+    for number, (day, hour) in enumerate([("Montag", 9), ("Montag", 10), ("Dienstag", 9), ("Montag", 9)]):
+        told = f"17644{number}0000\nDu hilfst.\nEs ist {day}, {hour} Uhr.\nSei nett."
+        prepared = talk.send([{"role": "system", "content": told}, *history], reply=answer(f"a{number}"))
+        assert before is None or is_prefix(before, prepared)
+        newest = sent(prepared)[-1]["content"]
+        assert before is None or f'" now reads "17644{number}0000"' in newest
+        assert number != 2 or "Dienstag, 9 Uhr" in newest
+        before = prepared
+        history = [*history, answer(f"a{number}"), user(f"go on {number}")]
+
+
 def test_agents_that_begin_alike_stay_apart() -> None:
     """The same first words, system texts that differ in a word: nobody continues the other's line."""
     talk = Talk()

@@ -140,6 +140,11 @@ def test_settings_have_their_chat_names_and_others_pass() -> None:
     assert found.dropped == ("id_slot", "n")
 
 
+@pytest.mark.parametrize("value", [True, 1, "json", [1], {"json_schema": True}, {"type": "json_object"}])
+def test_chats_own_response_format_is_the_engines_to_judge(value: object) -> None:
+    assert translated(response_format=value).body["response_format"] == value
+
+
 def test_what_has_no_effect_is_named() -> None:
     found = translated(
         store=True,

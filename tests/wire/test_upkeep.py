@@ -92,6 +92,54 @@ async def test_a_round_that_breaks(serve: Serve, fake: FakeLlama, monkeypatch: p
     await until(lambda: _is(lambda: len(rounds) > 3))
 
 
+async def test_a_look_that_breaks(serve: Serve, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens while an attached engine is looked at, it is looked at again."""
+    looks, look = 0, engines.Engines._look
+
+    async def breaks(self: engines.Engines, *args: Any, **options: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise RuntimeError("nobody thought of this")
+        return await look(self, *args, **options)
+
+    monkeypatch.setattr(engines, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(engines.Engines, "_look", breaks)
+    wire = await serve(fake)
+    assert looks >= 3
+    assert (await wire.post(CHAT, chat("hi"))).status_code == 200
+
+
+HARMLESS = {"/props", "/health"}
+"""What a sleeping engine answers without waking up."""
+
+
+@pytest.mark.parametrize("kind", ["attached", "child"])
+async def test_a_sleeping_engine_is_left_asleep(
+    kind: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compared, rendered, identified or saved, and what lay in its slots is not believed in any more."""
+    (slots := tmp_path / "slots").mkdir()
+    monkeypatch.setattr(keeper, "next_save", lambda slots, *_, **__: next((s.id for s in slots if s.stake > 64), None))
+    monkeypatch.setattr(keeper, "RENDER_IDLE_SECONDS", 0.0)
+    async with FakeLlama(slot_dir=slots) as fake:
+        wire = await serve(fake, upstream=(f"{fake.url},slots={slots}",))
+        keep, engine = Keeper(wire.service), wire.service.engines.all[0]
+        engine.kind = "embedded" if kind == "child" else kind
+        await wire.post(CHAT, chat("word " * 200))
+        await wire.has_slots("idle", "empty")
+        fake.sleeping, before = True, len(fake.requests)
+        keep._reconciled[engine.name] = float(
+            "inf"
+        )  # not yet due: what is saved and rendered ahead has to look for itself
+        await keep._round(engine)
+        assert [slot.n_tokens for slot in engine.table.slots] == [0, 0]
+        engine.fingerprint, keep._reconciled = None, {}
+        await keep._round(engine)
+        await keep.save_all(1)
+        assert {r.path for r in list(fake.requests)[before:]} <= HARMLESS
+
+
 async def test_stopping_during_an_idle_save(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The save is brought to its end: the file is published, and the slot's tokens are there after a restart."""
     monkeypatch.setattr(keeper, "ROUND_SECONDS", 0.01)
