@@ -50,7 +50,11 @@ TABLE: tuple[Advice, ...] = (
         "--mode repair (the default) sends the spelling that was sent before",
     ),
     _row("pruned result", "", "--mode repair (the default) defers it; or switch the agent's pruning off"),
-    _row("compaction", "", "the agent's own compaction: a larger --ctx-size, told to the agent, makes it rarer"),
+    _row(
+        "compaction",
+        "",
+        "a compaction, the agent's own or ours: a larger --ctx-size, told to the agent, makes it rarer",
+    ),
     _row("setting", "", "keep the same tool_choice, response_format and chat_template_kwargs in a conversation"),
     _row("edited, shortened", "", "the client changed its history, and that is honoured: nothing avoids it"),
 )

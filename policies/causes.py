@@ -24,6 +24,7 @@ class Cause(StrEnum):
     REASONING_DROPPED = "reasoning_dropped"
     TEMPLATE_REWRITE = "template_rewrite"
     TEMPLATE_CLOCK = "template_clock"
+    COMPACTION = "compaction"
     EVICTED = "evicted"
     ENGINE_RESTART = "engine_restart"
     CANCELLED = "cancelled"
@@ -60,6 +61,8 @@ class Turn:
     clock_ticked: bool = False
     """The template prints the date, and it is another than at the line's last prompt."""
     fresh: bool = False
+    is_compacted: bool = False
+    """A summary has just taken the place of old messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ def _cause(turn: Turn) -> Cause:
     if turn.fresh:
         return Cause.ISOLATION
     fell_short = turn.cache_n + MERGED_TOKENS < turn.predicted_cache_n
+    if turn.is_compacted:
+        return Cause.COMPACTION
     if turn.restored and fell_short:
         return Cause.RESTORE_INEFFECTIVE
     if turn.match is Match.BASE:

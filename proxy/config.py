@@ -114,6 +114,16 @@ class Settings(BaseSettings):
         "strict: a request that does not extend its conversation is refused",
     )
 
+    compaction: bool = Field(
+        True, description="a summary takes the place of old messages when a prompt and its reply no longer fit"
+    )
+    compact_at: float = Field(
+        1.0, gt=0, le=1, description="share of the context that a prompt and its reply may use before a compaction"
+    )
+    compact_prepare_at: float = Field(
+        0.85, gt=0, le=1, description="the same, from which on a compaction is prepared while the engine is idle"
+    )
+
     layout_rules: tuple[Rule, ...] = Field(
         (), description="further shapes of volatile text in system prompts; tables in the configuration file"
     )

@@ -334,7 +334,8 @@ class Engine:
         self.refresh_abilities()
 
     def snapshots_for(self, tenant: str, tokens: bytes) -> tuple[SnapshotFacts, ...]:
-        """The snapshots that share most with a prompt, of this engine's fingerprint and directory."""
+        """The snapshots that share most with a prompt, of this engine's fingerprint and directory. One that was made
+        with a larger --ctx-size fits no slot: the engine would refuse it, and empty the slot."""
         if not self.can_save or self.fingerprint is None:
             return ()
         facts = [
@@ -342,7 +343,7 @@ class Engine:
                 s.id, s.n_tokens, min(s.n_tokens, common_prefix(self.store.tokens(s), tokens)), self.checkpoints_in(s)
             )
             for s in self.store.candidates(tenant, self.fingerprint)
-            if s.dir == self.slot_dir and s.effective is not False
+            if s.dir == self.slot_dir and s.effective is not False and s.n_tokens <= self.n_ctx
         ]
         return tuple(sorted(facts, key=lambda f: (-f.common, f.tokens))[:MOST_SNAPSHOTS])
 

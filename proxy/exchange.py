@@ -19,18 +19,18 @@ from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.api.read import ModelRequest
 from proxy.carry_out import Carried, carry_out, give_back, prime, save
+from proxy.compact import Collected, Compaction, ask_aside
 from proxy.engine import Engine
 from proxy.engine_errors import answered, too_long, whatever
-from proxy.errors import ClientLeft, PoolExceeded, ShuttingDown, SlotkeeperError
+from proxy.errors import ClientLeft, ContextExceeded, PoolExceeded, ShuttingDown, SlotkeeperError
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
-from proxy.prepare import keep, prepare
+from proxy.prepare import Prepared, keep, prepare
 from proxy.relay import Out, Relay
 from proxy.rendering import base_cuts, render, render_pending
 from proxy.service import Service
-from proxy.settle import Clock, Record, after_answer, fill, signs_of, unfinished
+from proxy.settle import Clock, Record, after_answer, fill, judge, signs_of, tell, unfinished
 from proxy.slots import Grant, NeedsTokens, Slot, Want
-from proxy.store_types import Snapshot
 
 T = TypeVar("T")
 
@@ -47,8 +47,11 @@ NO_REPORT_SECONDS = 1.0
 class Exchange:
     """One model request on one engine."""
 
-    def __init__(self, service: Service, request: ModelRequest, out: Out, record: Record) -> None:
+    def __init__(
+        self, service: Service, request: ModelRequest, out: Out, record: Record, prepared: Prepared | None = None
+    ) -> None:
         self.service, self.request, self.out, self.record = service, request, out, record
+        self._prepared, self._is_aside = prepared, prepared is not None
         self.clock = Clock()
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
@@ -80,7 +83,8 @@ class Exchange:
             await self._fail(whatever(error, self.record.id))
         finally:
             self.service.running.discard(self)
-            self._finish()
+            tell(self.service.metrics, self.record, self.clock)
+            self.service.remember(self.record)
             if self._line is not None:
                 self.service.engines.remember(self._line)
 
@@ -109,34 +113,49 @@ class Exchange:
     async def _story(self) -> None:
         if self.service.stopping:
             raise ShuttingDown("Slotkeeper is stopping; send the request again in a moment.", retry_after=5)
-        r = self.request
-        prepared = await prepare(self.service, r)
-        r, found, self._ledger = prepared.request, prepared.found, prepared.ledger
-        self.request, self.record.repairs, self.record.kind = r, list(prepared.repairs), prepared.kind
+        asked = self.request
+        prepared = self._prepared or await prepare(self.service, asked)
+        r, found = prepared.request, prepared.found
+        self.record.repairs, self.record.kind = list(prepared.repairs), prepared.kind
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
         await self.service.engines.beliefs.notice_sleep(engine)
         engine.table.require_place(engine.n_requests)
-        line = found.line if found.line is not None and found.is_same_line else self._new_line()
-        self._describe(engine, line, found)
+        line = prepared.line or (found.line if found.line is not None and found.is_same_line else None)
+        line = line or new_line(r.who, r.prompt, r.first_user, r.kind)
+        compaction = Compaction(self.service, engine, line, asked, self.record, self._ask)
         line.running += 1
         engine.n_requests += 1
         try:
-            want = self._want(engine, line, found)
-            if not want.is_hot:
-                await self._render(engine, want)
-            grant = await self._acquire(engine, want)
-            carried = await self._carry_out(engine, grant, want)
-            if not engine.files_rewind and carried.action in _MADE_ANEW and not want.fresh:
-                await self._cut_base(engine, grant.target, want)
-            await self._converse(engine, grant, want, found, carried)
+            prepared = await compaction.fitted(prepared)
+            try:
+                await self._serve(engine, line, prepared)
+            except SlotkeeperError as error:
+                if error.kind != ContextExceeded.kind or self.out.started:
+                    raise
+                await self._serve(engine, line, await compaction.forced(prepared, error))
         finally:
             line.running -= 1
             engine.n_requests -= 1
 
-    def _new_line(self) -> Line:
-        r = self.request
-        return new_line(r.who, r.prompt, r.first_user, r.kind)
+    async def _ask(self, prepared: Prepared) -> Collected:
+        """A question of ours within this request; whoever ends one ends both."""
+        answer = await ask_aside(Exchange, self.service, prepared)
+        if self.stopped is not None:
+            raise self.stopped
+        return answer
+
+    async def _serve(self, engine: Engine, line: Line, prepared: Prepared) -> None:
+        self.request, found, self._ledger = prepared.request, prepared.found, prepared.ledger
+        self._describe(engine, line, found)
+        want = self._want(engine, line, found)
+        if not want.is_hot:
+            await self._render(engine, want)
+        grant = await self._acquire(engine, want)
+        carried = await self._carry_out(engine, grant, want)
+        if not engine.files_rewind and carried.action in _MADE_ANEW and not want.fresh:
+            await self._cut_base(engine, grant.target, want)
+        await self._converse(engine, grant, want, found, carried)
 
     def _describe(self, engine: Engine, line: Line, found: Found) -> None:
         r = self.record
@@ -275,7 +294,7 @@ class Exchange:
                     slot.clear_owner()  # what was his is overwritten, or about to be
                 self._abandon(engine, slot, want, unfinished(self.record, relay.progress, runner))
             elif not r.fresh:
-                self._line = want.line
+                self._line = None if self._is_aside else want.line
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
         r = self.request
@@ -317,11 +336,13 @@ class Exchange:
         self.service.show_record(self.record)
         body = orjson.dumps(r.body) if r.door == "chat" else None
         is_repaired = r.mode != "observe"
-        self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
+        if not self._is_aside:
+            self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
         slot.body, slot.base = body, r.prompt.base
         fill(slot, line, timings, engine.memory, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
-            self._judge(carried.snapshot, timings, is_effective=verdict.cause is not Cause.RESTORE_INEFFECTIVE)
+            is_effective = verdict.cause is not Cause.RESTORE_INEFFECTIVE
+            judge(self.service.store, carried.snapshot, timings, is_effective=is_effective)
         if verdict.cause is Cause.RESTORE_INEFFECTIVE:
             engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)
         if r.fresh:
@@ -335,12 +356,6 @@ class Exchange:
         engine.refresh_abilities()
         engine.table.release(slot)
 
-    def _judge(self, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
-        """What a restore was worth. A file that ends with the prompt may be useless for this prompt alone, where the
-        engine cannot go back by a token (Learned.steps_back): the next turn extends it."""
-        if snapshot.n_tokens < timings.cache_n + timings.prompt_n:
-            self.service.store.mark_effective(snapshot.id, is_effective)
-
     def _abandon(self, engine: Engine, slot: Slot, want: Want, n_prompt: int = 0) -> None:
         """The engine still works for a client that left, or broke off: the slot's content is in doubt."""
         slot.apply(SlotEvent.CANCELLED)
@@ -352,6 +367,8 @@ class Exchange:
         self.service.tasks.spawn(self._resolve(engine, slot, want), "resolve-slot")
 
     def _advance(self, line: Line, n_tokens: int) -> None:
+        if self._is_aside:
+            return
         self.service.lines.advance(line, self.request.prompt, n_tokens)
         if self._ledger is not None:
             keep(self.service, line, self._ledger)
@@ -376,18 +393,6 @@ class Exchange:
             engine.table.release(slot)
             # A task that was still queued when the engine reported may have run a little since.
             asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, self.service.engines.beliefs.suspect, engine)
-
-    def _finish(self) -> None:
-        r, c, now = self.record, self.clock, time.perf_counter()
-        r.seconds = round(now - c.start, 4)
-        m = self.service.metrics
-        m.request(self.request.dialect, r.kind, r.outcome)
-        if r.engine:
-            engine_seconds = (r.prompt_ms + r.predicted_ms) / 1e3
-            m.finished(r.engine, r.kind, seconds=now - c.start, overhead=now - c.start - c.waited - engine_seconds)
-            if c.first:
-                m.first_token(r.engine, r.kind, c.first - c.start)
-        self.service.remember(r)
 
 
 MISPREDICTED = 64

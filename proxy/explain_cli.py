@@ -48,6 +48,8 @@ def _told(request: dict[str, Any]) -> Text:
     else:
         cost = f"{request['reprocessed']:,} tokens could have been reused"
         lines.append(plain(f"  cause      {request['cause']}: {cost}"))
+    if "outcome" in request["compaction"]:  # else something was tried in vain
+        lines.append(plain(f"  compacted  {_compacted(request['compaction'])}"))
     found = request["divergence"]
     if "section" in found:
         lines += [plain(f"  diverges   {_place(found)}"), plain(f"  changed    {found['kind']}")]
@@ -67,3 +69,9 @@ def _place(found: dict[str, Any]) -> str:
     token = "" if found["token"] is None else f", token {found['token']:,}"
     path = f" {found['path']}" if found["path"] else ""
     return f"in {found['section']}{message}{role}{path}, character {found['character']:,}{token}"
+
+
+def _compacted(found: dict[str, Any]) -> str:
+    """What took which messages' place, and what that came to."""
+    span = " of messages {} to {}".format(found["messages"][0], found["messages"][1] - 1) if "messages" in found else ""
+    return f"{found['outcome']}{span}: about {found['after']:,} tokens instead of {found['before']:,}"

@@ -11,8 +11,10 @@ from llamacpp.errors import EngineError
 from policies.prefix import common_prefix, n_tokens
 from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, exit_order, is_worth, next_base, next_save, relieve
 from proxy.carry_out import evict, give_back, restore, save
+from proxy.compact_ahead import Ahead
 from proxy.engine import Engine
 from proxy.errors import StoreError
+from proxy.exchange import Exchange
 from proxy.rendering import BASE_AT_LEAST, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
@@ -32,18 +34,24 @@ class Keeper:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._ahead = Ahead(service, Exchange)
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
         self._reconciled: dict[str, float] = {}
         """When an engine's slots were looked at, by its clock."""
 
     async def run(self) -> None:
-        """Rounds of upkeep for every engine that is idle. Cancelled, it leaves a round that is under way to its end:
-        a slot whose save was broken off would be nobody's, and could not be saved at exit."""
+        """Rounds of upkeep for every engine that is idle, each engine's apart: a summary may take minutes. Cancelled,
+        it leaves a round that is under way to its end: a slot whose save was broken off would be nobody's, and could
+        not be saved at exit."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self._service.engines.all:
+                group.create_task(self._rounds(engine), name=f"keeper-{engine.name}")
+
+    async def _rounds(self, engine: Engine) -> None:
         while True:
             await asyncio.sleep(ROUND_SECONDS)
-            for engine in self._service.engines.all:
-                await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
+            await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
 
     async def _safe_round(self, engine: Engine) -> None:
         """Whatever goes wrong in one round, there is a next one."""
@@ -59,6 +67,8 @@ class Keeper:
             return
         await self._service.engines.beliefs.notice_sleep(engine)
         await self._reconcile(engine)
+        if not self._service.stopping and await self._ahead.one(engine):
+            return
         await self._render_ahead(engine)
         if engine.can_save and not self._service.stopping:
             await self._save_one(engine)

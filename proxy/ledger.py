@@ -16,6 +16,7 @@ import orjson
 from llamacpp.errors import EngineBroken
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder
+from policies.compaction import Replacement, applied
 from policies.layout import Value, to_tell
 from policies.types import DIGEST_BYTES
 
@@ -72,6 +73,9 @@ class Ledger:
     told: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     n_learned: int = 0
     reply: Reply = field(default_factory=Reply)
+    replaced: list[Replacement] = field(default_factory=list)
+    """Spans of it that a summary stands for, each longer than the one before; the last is what is sent. `sent` holds
+    the messages of the spans as well: should the client's history part from it there, they are sent again."""
 
     @property
     def n_bytes(self) -> int:
@@ -102,6 +106,20 @@ class Ledger:
         back = [(n, k[1:]) for k, n in told.items() if k[:1] == "=" and k[1:] not in now and n != k[1:]]
         return to_tell(told, values), other, back
 
+    def composed(self, messages: Sequence[Json]) -> list[Json]:
+        """The messages with the summary in the place of its span."""
+        return [m for _, m in applied(messages, self.replaced[-1])] if self.replaced else list(messages)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes that are sent for each position (policies/types.Prompt); the summary counts where its span begins."""
+        sizes = list(map(len, self.sent or ()))
+        if self.replaced:
+            r = self.replaced[-1]
+            for i in range(r.start, r.end):
+                sizes[i] = sizes[i] if i in r.pinned else 0
+            sizes[r.start] += len(r.text.encode())
+        return tuple(sizes)
+
     def to_extra(self) -> Json:
         """Everything but the text, for the ledger's record."""
         reply = self.reply.message
@@ -113,6 +131,7 @@ class Ledger:
             "told": self.told,
             "n_learned": self.n_learned,
             "reply": reply,
+            "replaced": [(r.start, r.end, r.pinned, r.text) for r in self.replaced],
         }
 
     @classmethod
@@ -127,6 +146,10 @@ class Ledger:
             told=[(int(at), {str(k): str(v) for k, v in told.items()}) for at, told in extra["told"]],
             n_learned=int(extra["n_learned"]),
             reply=Reply(message=extra["reply"] if isinstance(extra["reply"], dict) else None),
+            replaced=[
+                Replacement(int(start), int(end), tuple(map(int, pinned)), str(text))
+                for start, end, pinned, text in extra.get("replaced", ())
+            ],
         )
 
     def branch(self, position: int) -> Ledger:
@@ -139,6 +162,7 @@ class Ledger:
             altered={i for i in self.altered if i < position},
             deferred={i for i in self.deferred if i < position},
             told=[(at, told) for at, told in self.told if at < position],
+            replaced=[r for r in self.replaced if r.end <= position],
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections import OrderedDict
@@ -11,9 +12,11 @@ from itertools import islice
 
 from llamacpp.tokens import Estimator
 from policies.causes import Cause
+from policies.compaction import Replacement
 from policies.prefix import shared_entries
 from policies.types import DIGEST_BYTES, Match, Prompt, digest
 from proxy.ledger import Ledger
+from proxy.metrics import CompactionOutcome
 from proxy.store_types import LedgerRecord
 
 
@@ -34,6 +37,15 @@ NO_TOOLS = frozenset({digest(b"null"), digest(b"[]"), digest()})
 """Digests of the tools of a base that has none."""
 TEMPLATE_TOKENS = 32
 """Role markers and line ends that a template puts around a few new messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A summary that was made for a line's messages up to its end; `raws`: their digests, as the client sent them."""
+
+    replacement: Replacement
+    raws: tuple[bytes, ...]
+    outcome: CompactionOutcome
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +71,14 @@ class Line:
     """Entries that its prompt before the newest one had."""
     running: int = 0
     """Requests of this line that wait or run; it is not forgotten meanwhile."""
+    compacts: bool = False
+    """Its newest request may be compacted by us."""
+    has_own: bool = False
+    """Its client compacts by itself: nothing is prepared for it."""
+    compacting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a summary is made for it: whoever else needs one waits, and takes the same."""
+    chosen: Chosen | None = None
+    """The newest summary that was made for it, sent or not."""
     ledger: Ledger | None = None
     """What was sent for it, message by message; None where prompts go as they come (mode observe, completions)."""
 
@@ -251,7 +271,8 @@ class LineBook:
         """The line's newest prompt was processed: it is what the next one has to extend."""
         self._unlink(line)
         known = len(line.prompt.chain)
-        if line.n_tokens and prompt.chain[:known] == line.prompt.chain:
+        is_longer = prompt.chain[:known] == line.prompt.chain and prompt.sizes[:known] == line.prompt.sizes
+        if line.n_tokens and is_longer:
             line.estimator.observe(sum(prompt.sizes[known:]), n_tokens - line.n_tokens)
         line.n_before = min(known, shared_entries(line.prompt.chain, prompt.chain)) if line.n_requests else 0
         line.prompt, line.n_tokens, line.lost = prompt, n_tokens, None

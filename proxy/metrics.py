@@ -24,6 +24,7 @@ from proxy import __version__
 from proxy.errors import Outcome
 
 Kind = Literal["main", "side", "subagent", "compaction", "warm", "other"]
+CompactionOutcome = Literal["summary", "digest", "pruned", "impossible"]
 Decision = Literal["continue", "guest", "fork", "restore", "cold"]
 SaveReason = Literal["loss", "exit", "idle", "base", "fork", "manual"]
 SaveOutcome = Literal["ok", "failed"]
@@ -145,6 +146,12 @@ class Metrics:
         """Changes that were made to a request so that its prompt extends what was sent before, by their rule."""
         for rule in rules:
             self._repairs.labels(rule if rule in self._rules else OTHER).inc()
+
+    def compacted(self, outcome: CompactionOutcome, before: int = 0, after: int = 0) -> None:
+        """A prompt that no longer fitted; tokens of it before and after, where something was replaced."""
+        self._compactions.labels(_checked(outcome, CompactionOutcome)).inc()
+        self._compaction_tokens.labels("before").inc(before)
+        self._compaction_tokens.labels("after").inc(after)
 
     def placement(self, engine: str, decision: Decision) -> None:
         """One prompt was placed: where its tokens came from."""
@@ -275,6 +282,17 @@ class Metrics:
         self._repairs = c(
             "repairs", "Changes that keep prompts append-only (layout, ledger, replay), by rule.", ("rule",)
         )
+        self._compactions = c(
+            "compactions",
+            "Prompts that did not fit (compaction): a summary or a digest took the place of old messages, the client's "
+            "own prunes were enough, or nothing helped.",
+            ("outcome",),
+        )
+        for outcome in get_args(CompactionOutcome):
+            self._compactions.labels(outcome)
+        self._compaction_tokens = c("compaction_tokens", "Prompt tokens before and after compactions.", ("side",))
+        for side in ("before", "after"):
+            self._compaction_tokens.labels(side)
         self._placements = c(
             "placements", "Prompts placed (slot table), by where their tokens came from.", ("engine", "decision")
         )

@@ -16,6 +16,7 @@ import orjson
 import structlog
 
 from policies.append_only import Repaired, diff_kinds, moved_reminders, new_reminders, normal, reconcile
+from policies.compaction import asks_for_summary
 from policies.layout import change_note, first_note, line_note, with_note
 from policies.message_parts import only_reminders, reminders, without_reminders
 from policies.placeholders import resolved
@@ -48,19 +49,22 @@ class Prepared:
     ledger: Ledger | None = None
     repairs: tuple[str, ...] = ()
     kind: Kind = "main"
+    line: Line | None = None
+    """Where a question of ours is asked (proxy/compact): that line's ledger stays what it is."""
 
 
-async def prepare(service: Service, request: ModelRequest) -> Prepared:
-    """Raises BrokenLine in mode strict when the request does not extend its line."""
+async def prepare(service: Service, request: ModelRequest, *, prunes: bool = False) -> Prepared:
+    """Raises BrokenLine in mode strict when the request does not extend its line. `prunes`: what the client pruned is
+    no longer put off."""
     if request.door != "chat" or request.mode == "observe":
         found = service.lines.find(request.who, request.prompt, request.first_user)
         kind = _kind(service, request)
         return Prepared(_folded(service, request), _apart(found, kind), kind=kind)
-    prepared = await _Repair(service, request).run()
+    prepared = await _Repair(service, request, prunes=prunes).run()
     kind = _kind(service, request)
     found = _apart(prepared.found, kind)
     prepared = replace(prepared, found=found, kind=kind)
-    if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE):
+    if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE) and not prunes:
         line = found.line.id if found.line is not None else ""
         raise BrokenLine(
             f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
@@ -72,7 +76,10 @@ async def prepare(service: Service, request: ModelRequest) -> Prepared:
 
 
 def _kind(service: Service, request: ModelRequest) -> Kind:
-    """Label `kind`: a request without tools, in a session that has them, is a title, a summary or the like."""
+    """Label `kind`: a client's request for a summary is a compaction; one without tools, in a session that has them, is
+    a title or the like."""
+    if request.door == "chat" and asks_for_summary(request.body["messages"]):
+        return "compaction"
     if request.door == "chat" and not request.body.get("tools") and service.lines.has_tools(request.who):
         return "side"
     return request.kind
@@ -80,7 +87,8 @@ def _kind(service: Service, request: ModelRequest) -> Kind:
 
 def _apart(found: Found, kind: Kind) -> Found:
     """A question on the side with a base of its own is no later state of the main line, and must not take its place."""
-    return Found(None, Match.NEW) if kind == "side" and found.match is Match.BASE else found
+    is_aside = kind in ("side", "compaction") and found.match is Match.BASE
+    return Found(None, Match.NEW) if is_aside else found
 
 
 def _where(found: Found) -> str:
@@ -107,8 +115,8 @@ def keep(service: Service, line: Line, ledger: Ledger) -> None:
 class _Repair:
     """One request on its way through layout, its line's ledger and replay."""
 
-    def __init__(self, service: Service, request: ModelRequest) -> None:
-        self._service = service
+    def __init__(self, service: Service, request: ModelRequest, *, prunes: bool) -> None:
+        self._service, self._prunes = service, prunes
         self._recognition = Recognition(service, request)
         self._repairs, self._line_changes = self._recognition.repairs, self._recognition.line_changes
         self._deferred: set[int] = set()
@@ -124,7 +132,7 @@ class _Repair:
         self._take(self._recognition.request)
         if found.match is Match.EDITED:
             found = await self._reconciled(found)
-        elif found.match is Match.EXTENDS:
+        if found.match in (Match.EXTENDS, Match.EDITED):
             found = self._pruned(found)
         if self._first_user is not None:
             laid = replace(laid, values=(*laid.values, *clock_values(self._service.engines, self._request.body)))
@@ -159,9 +167,11 @@ class _Repair:
         if line is None or line.ledger is None or not line.ledger.deferred or not self._is_full(line):
             return found
         self._repairs.append("pruned")
-        return Found(line, Match.EDITED, min(line.ledger.deferred))
+        return Found(line, Match.EDITED, min(found.shared, *line.ledger.deferred))
 
     def _is_full(self, line: Line) -> bool:
+        if self._request.compacts:
+            return self._prunes  # in the same step as a compaction, when even so the prompt has to change
         n_ctx = min((e.n_ctx for e in self._service.engines.all if e.ready), default=0)
         new = sum(self._request.prompt.sizes[len(line.prompt.chain) :])
         return n_ctx > 0 and line.n_tokens + line.tokens_of(new) >= PRUNE_AT * n_ctx
@@ -329,12 +339,17 @@ class _Repair:
         sent = [orjson.dumps(messages[i]) if i in altered else blob for i, blob in enumerate(r.blobs)]
         if old is not None and old.sent is not None:
             sent[: len(old.sent)] = [b if a != b else a for a, b in zip(old.sent, sent, strict=False)]
-        prompt = replace(self._recognition.prompt(laid), sizes=tuple(map(len, sent)))
         deferred = self._deferred | (old.deferred if old is not None else set())
         ledger = Ledger(list(r.raws), list(r.normals), sent, altered, deferred, told, laid.n_learned)
+        replaced = old.replaced if old is not None else []
+        if r.compacts:
+            ledger.replaced = replaced
+        elif replaced:
+            found = Found(found.line, Match.EDITED, replaced[-1].start)
+        prompt = replace(self._recognition.prompt(laid), sizes=ledger.sizes())
         body = r.body
-        if altered:
-            body = {**body, "messages": messages}
+        if altered or ledger.replaced:
+            body = {**body, "messages": ledger.composed(messages)}
         if laid.tools is not None and laid.tools != body.get("tools"):
             body = {**body, "tools": laid.tools}
         body = folded(body, self._service.engines.template)

@@ -14,11 +14,13 @@ from policies.causes import Turn, Verdict, explain
 from policies.checkpoints import Memory, after_prompt
 from policies.types import Action, Match
 from proxy.engine import Engine
-from proxy.errors import Outcome
+from proxy.errors import Dialect, Outcome
 from proxy.lines import Found, Line, today
-from proxy.metrics import Kind
+from proxy.metrics import Kind, Metrics
 from proxy.runner import Runner
 from proxy.slots import Slot
+from proxy.store import Store
+from proxy.store_types import Snapshot
 
 Json = dict[str, Any]
 
@@ -29,7 +31,7 @@ class Record:
 
     id: str
     tenant: str
-    dialect: str
+    dialect: Dialect
     kind: Kind
     started: float
     line: str = ""
@@ -53,6 +55,9 @@ class Record:
     error: str | None = None
     repairs: list[str] = field(default_factory=list)
     """Rules that changed the spelling of this request."""
+    compaction: dict[str, Any] = field(default_factory=dict)
+    """What a compaction did for this request: its outcome, tokens before and after (estimated), the span of messages
+    that the summary stands for, and the requests that asked for it."""
     divergence: dict[str, Any] = field(default_factory=dict)
     """First message that differs from the ledger: its index and the positions around it in tokens (estimated)."""
 
@@ -144,6 +149,7 @@ def after_answer(engine: Engine, line: Line, found: Found, record: Record, timin
             dropped_reasoning=signs.dropped_reasoning,
             rewrites_reasoning=signs.rewrites_reasoning,
             clock_ticked=signs.clock_ticked,
+            is_compacted="outcome" in record.compaction or record.kind == "compaction",
         )
     )
     record.cause, record.reprocessed = verdict.cause, verdict.reprocessed
@@ -162,6 +168,26 @@ def _held(found: Found, stem: Line | None, timings: Timings) -> int:
     if found.match in (Match.BASE, Match.EDITED) and stem is not None:
         return min(stem.n_tokens, timings.cache_n + timings.prompt_n)
     return found.held
+
+
+def tell(metrics: Metrics, record: Record, clock: Clock) -> None:
+    """The request is over, whatever its end: counted, and its times measured."""
+    r, now = record, time.perf_counter()
+    r.seconds = round(now - clock.start, 4)
+    metrics.request(r.dialect, r.kind, r.outcome)
+    if r.engine:
+        engine_seconds = (r.prompt_ms + r.predicted_ms) / 1e3
+        overhead = now - clock.start - clock.waited - engine_seconds
+        metrics.finished(r.engine, r.kind, seconds=now - clock.start, overhead=overhead)
+        if clock.first:
+            metrics.first_token(r.engine, r.kind, clock.first - clock.start)
+
+
+def judge(store: Store, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
+    """What a restore was worth. A file that ends with the prompt may be useless for this prompt alone, where the
+    engine cannot go back by a token (Learned.steps_back): the next turn extends it."""
+    if snapshot.n_tokens < timings.cache_n + timings.prompt_n:
+        store.mark_effective(snapshot.id, is_effective)
 
 
 CHECKPOINT_AT_LEAST = 8

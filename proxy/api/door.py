@@ -136,7 +136,8 @@ async def read_request(
     """The request as the engine gets it; a large body is parsed off the loop. Raises SlotkeeperError."""
     raw = await read_body(scope, receive, service.settings.max_body_bytes)
     headers = headers_of(scope)
-    told = Told(headers, mode_of(headers, service.settings.mode), service.normals)
+    compaction = service.settings.compaction and headers.get("x-slotkeeper-compaction", "").lower() != "off"
+    told = Told(headers, mode_of(headers, service.settings.mode), service.normals, compaction=compaction)
     who = identity(scope["state"]["tenant"], headers)
     if len(raw) > LARGE_BODY:
         request = await asyncio.to_thread(read, door, path, raw, who, told)

@@ -12,6 +12,7 @@ import xxhash
 
 from llamacpp.capabilities import TemplateFacts
 from llamacpp.wire import Kind, is_one_prompt, must_be_whole, streamed
+from policies.compaction import compacts_itself
 from policies.message_parts import only_reminders
 from policies.system_text import fold
 from policies.types import Prompt, digest
@@ -90,6 +91,9 @@ class ModelRequest:
     """Each message of a chat as JSON; `raws` their digests, `normals` those of their normal forms."""
     raws: tuple[bytes, ...] = ()
     normals: tuple[bytes, ...] = ()
+    compacts: bool = False
+    """We may put a summary in the place of old messages; `has_own`: its client is known to do that by itself."""
+    has_own: bool = False
 
     def is_answered(self, n_shared: int) -> bool:
         """Whether the model's answer may follow the first `n_shared` messages: not in a repeated prompt, nor before
@@ -191,6 +195,7 @@ class Told:
     mode: Mode = "observe"
     normals: Normals = field(default_factory=Normals)
     dropped: list[str] = field(default_factory=list)
+    compaction: bool = False
 
 
 def mode_of(headers: Mapping[str, str], usual: Mode) -> Mode:
@@ -286,6 +291,8 @@ def _request(door: Door, path: str, body: Json, who: Identity, told: Told | None
         blobs=blobs,
         raws=raws,
         normals=normals,
+        compacts=door == "chat" and told.compaction and told.mode != "observe",
+        has_own=compacts_itself(told.headers.get("user-agent", "")),
     )
 
 

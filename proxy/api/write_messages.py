@@ -14,7 +14,7 @@ import orjson
 from llamacpp.errors import EngineBroken
 from proxy.api.dialect import Json
 from proxy.api.messages_tools import Tools, parsed
-from proxy.errors import SlotkeeperError
+from proxy.errors import ContextExceeded, SlotkeeperError
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _THINKING, _TEXT = "thinking", "text"
@@ -41,6 +41,15 @@ _ERROR_TYPES = {
 _LOWEST_SERVER_ERROR = 500
 
 
+def _worded(error: SlotkeeperError) -> str:
+    """Clients of this dialect compact when they read Anthropic's words for a prompt that does not fit; Claude Code
+    knows llama-server's as well (agents.md, section 4). Both are there, with the numbers."""
+    told = error.details()
+    if error.kind != ContextExceeded.kind or "n_prompt_tokens" not in told:
+        return error.message
+    return f"prompt is too long: {told['n_prompt_tokens']} tokens > {told.get('n_ctx')} maximum: {error.message}"
+
+
 def error_body(error: SlotkeeperError) -> bytes:
     """An error's JSON: Anthropic's shape and types; `source` and llama-server's own fields beside them."""
     fallback = "api_error" if error.status >= _LOWEST_SERVER_ERROR else "invalid_request_error"
@@ -48,7 +57,7 @@ def error_body(error: SlotkeeperError) -> bytes:
     inner = {
         **error.details(),
         "type": _ERROR_TYPES.get(error.status, fallback),
-        "message": error.message,
+        "message": _worded(error),
         "param": error.param,
         "code": code,
         "source": error.source,

@@ -328,8 +328,13 @@ class ResponsesWriter:
 
 
 def error_body(error: errors.SlotkeeperError) -> bytes:
-    """The error JSON of the dialect, which is that of chat, with `source`."""
-    return errors.body(error)
+    """The error JSON of the dialect, which is that of chat, with `source`; a prompt that does not fit has OpenAI's code
+    for it."""
+    if error.kind != errors.ContextExceeded.kind:
+        return errors.body(error)
+    found = orjson.loads(errors.body(error))
+    found["error"]["code"] = "context_length_exceeded"
+    return orjson.dumps(found)
 
 
 def _code(error: errors.SlotkeeperError) -> str:

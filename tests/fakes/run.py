@@ -22,6 +22,7 @@ class Cue:
     `pace`: one permit is taken before each event of a stream. `script` answers instead of the engine, byte for byte.
     `hold_left`: the slot stays busy after its client left, as an engine's does until its batch is done.
     `end_at`: the stream ends there in good order, without its last events. `sent` collects the events of a stream.
+    `finish`: the reason why the answer ended.
     """
 
     status: int | None = None
@@ -38,6 +39,7 @@ class Cue:
     script: Callable[[Answer], Awaitable[None]] | None = None
     hold_left: asyncio.Event | None = None
     end_at: int | None = None
+    finish: str = "length"
     sent: list[bytes] = field(default_factory=list)
 
 
@@ -127,11 +129,11 @@ class Run:
     async def _last(self, answer: Answer) -> None:
         final = self._final()
         if self.kind == "chat":
-            await self._event(answer, _chat_delta({}, "length"))
+            await self._event(answer, _chat_delta({}, self.cue.finish))
             if (self.body.get("stream_options") or {}).get("include_usage"):
                 final = {"choices": []} | _CHAT | {"usage": self._usage(), "timings": self._timings()}
             else:
-                final = _chat_delta({}, "length") | {"timings": self._timings()}
+                final = _chat_delta({}, self.cue.finish) | {"timings": self._timings()}
         await self._event(answer, final)
         if self.kind != "native":
             await self._send(answer, b"data: [DONE]\n\n")
@@ -143,7 +145,7 @@ class Run:
         self._settle()
         if self.kind == "chat":
             message = {"role": "assistant", "content": "".join(self.words)}
-            choice = {"finish_reason": "length", "index": 0, "message": message}
+            choice = {"finish_reason": self.cue.finish, "index": 0, "message": message}
             head = _CHAT | {"object": "chat.completion"}
             await answer.json({"choices": [choice]} | head | {"usage": self._usage(), "timings": self._timings()})
         elif self.kind == "completion":
@@ -172,7 +174,7 @@ class Run:
 
     def _final(self) -> dict[str, Any]:
         if self.kind == "completion":
-            choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}
+            choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": self.cue.finish}
             return {"choices": [choice]} | _TEXT | {"usage": self._usage(), "timings": self._timings()}
         return {"index": 0, "content": "", "tokens": [], "id_slot": self.number, "stop": True, "stop_type": "limit"} | {
             "tokens_predicted": len(self.words),

@@ -1,7 +1,8 @@
 """What an engine says of its own template."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,6 +13,7 @@ from llamacpp.templates import keep_reasoning
 from proxy.engine import Engine
 from proxy.engine_template import ChosenTemplate
 from proxy.metrics import Metrics
+from proxy.store import Store
 
 CLOCK = "{{ strftime_now('%Y') }}"
 
@@ -67,3 +69,14 @@ async def test_whether_a_setting_would_keep_reasoning(engine: Engine) -> None:
         await engine.read_template(props(text), "")
         found.append(engine.drops_reasoning)
     assert found == [True, False, False]
+
+
+def test_a_snapshot_that_fits_no_slot_is_none(engine: Engine, tmp_path: Path) -> None:
+    """One that was made with a larger --ctx-size: the engine would refuse it and empty the slot, at every turn."""
+    kept = SimpleNamespace(id="s", n_tokens=9, dir=tmp_path, effective=None)
+    found = SimpleNamespace(persist=True, candidates=lambda *_: [kept], tokens=lambda _: bytes(4 * 9))
+    engine.store, engine.slot_dir, engine.fingerprint = cast(Store, found), tmp_path, "f"
+    engine.props = props("plain")
+    assert engine.snapshots_for("t", bytes(4 * 20)) == ()
+    kept.n_tokens = engine.n_ctx
+    assert [(s.tokens, s.common) for s in engine.snapshots_for("t", bytes(4 * 20))] == [(8, 8)]

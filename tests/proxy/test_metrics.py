@@ -76,6 +76,7 @@ def feed(metrics: Metrics) -> None:
     metrics.dropped("messages", 2)
     metrics.add_rules(["date"])
     metrics.repaired(["date", "unheard of"])
+    metrics.compacted("summary", 8000, 3000)
     metrics.placement("e0", "continue")
     metrics.waited("e0")
     metrics.evicted("e0")

@@ -247,7 +247,8 @@ def test_errors(error: Any, kind: str) -> None:
     """Anthropic's shape, with who failed; the same in a stream."""
     body = orjson.loads(error_body(error))
     parsed = ErrorResponse.model_validate(body, strict=True)
-    assert (parsed.error.type, parsed.error.message, body["source"]) == (kind, error.message, error.source)
+    told = "prompt is too long: 9 tokens > 4 maximum: long" if isinstance(error, ContextExceeded) else error.message
+    assert (parsed.error.type, parsed.error.message, body["source"]) == (kind, told, error.source)
     assert split(MessagesWriter(Tools()).error(error)) == [body]
 
 
