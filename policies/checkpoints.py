@@ -16,7 +16,7 @@ BEFORE_END = 4
 """A checkpoint is made so many tokens before a prompt's end, and one a micro-batch earlier (`checkpoint_offsets`)."""
 
 Checkpoints = tuple[int, ...]
-"""Where checkpoints end, in tokens, ascending."""
+"""Where checkpoints end, in tokens, in the order in which they were made."""
 
 
 @dataclass(frozen=True, slots=True)

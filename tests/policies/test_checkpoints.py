@@ -69,7 +69,7 @@ def test_what_is_reused_is_shared_and_leaves_a_token(memory: Memory, prompts: li
         assert found >= reused(memory, held, common, n_prompt, checkpoints, from_file=True)
         checkpoints = after_prompt(memory, checkpoints, found, n_prompt)
         held = n_prompt
-        assert list(checkpoints) == sorted(set(checkpoints)) and all(0 < c <= held for c in checkpoints)
+        assert len(set(checkpoints)) == len(checkpoints) and all(0 < c <= held for c in checkpoints)
         assert len(checkpoints) <= memory.most
 
 
