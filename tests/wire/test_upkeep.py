@@ -122,6 +122,7 @@ async def test_a_sleeping_engine_is_left_asleep(
     (slots := tmp_path / "slots").mkdir()
     monkeypatch.setattr(keeper, "next_save", lambda slots, *_, **__: next((s.id for s in slots if s.stake > 64), None))
     monkeypatch.setattr(keeper, "RENDER_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "ROUND_SECONDS", 3600.0)  # no rounds but those below
     async with FakeLlama(slot_dir=slots) as fake:
         wire = await serve(fake, upstream=(f"{fake.url},slots={slots}",))
         keep, engine = Keeper(wire.service), wire.service.engines.all[0]
@@ -129,9 +130,8 @@ async def test_a_sleeping_engine_is_left_asleep(
         await wire.post(CHAT, chat("word " * 200))
         await wire.has_slots("idle", "empty")
         fake.sleeping, before = True, len(fake.requests)
-        keep._reconciled[engine.name] = float(
-            "inf"
-        )  # not yet due: what is saved and rendered ahead has to look for itself
+        # Not yet due: what is saved and rendered ahead has to look for itself.
+        keep._reconciled[engine.name] = float("inf")
         await keep._round(engine)
         assert [slot.n_tokens for slot in engine.table.slots] == [0, 0]
         engine.fingerprint, keep._reconciled = None, {}
