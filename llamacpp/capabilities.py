@@ -32,6 +32,12 @@ class Template(Protocol):
     async def apply_template(self, body: bytes) -> str: ...
 
 
+class Tokens(Template, Protocol):
+    """With its tokeniser."""
+
+    async def tokenize(self, text: str, *, add_special: bool = False) -> bytes: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
     """What one engine's chat template takes.
@@ -91,6 +97,27 @@ async def probe_printed(client: Template, texts: Sequence[str]) -> dict[tuple[bo
         prompt = await _render(client, *messages, **({"tools": [_TOOL]} if has_tools else {}))
         printed[has_system, has_tools] = frozenset(t for t in texts if prompt is None or t in prompt)
     return printed
+
+
+async def probe_opening(client: Tokens) -> int:
+    """Tokens at a prompt's end that the next prompt may not have there: what the template opens the model's turn with,
+    where a turn of the history begins otherwise (`<think>` in most templates of reasoning models).
+
+    At most four short calls of /apply-template and four of /tokenize. Raises what the client raises, but for refusals.
+    """
+    ask, more = _say("user", "word1"), [_say("assistant", "word2"), _say("user", "word3")]
+    calls = _tool_loop()
+    pairs = [
+        (await _render(client, ask), await _render(client, ask, *more)),
+        (await _render(client, ask, tools=[_TOOL]), await _render(client, ask, *calls, tools=[_TOOL])),
+    ]
+    return max([0, *[await _not_repeated(client, a, b) for a, b in pairs if a is not None and b is not None]])
+
+
+async def _not_repeated(client: Tokens, prompt: str, later: str) -> int:
+    one, two = await client.tokenize(prompt, add_special=True), await client.tokenize(later, add_special=True)
+    places = range(0, len(one), 4)
+    return len(one) // 4 - next((i // 4 for i in places if one[i : i + 4] != two[i : i + 4]), len(one) // 4)
 
 
 def _late(role: str) -> list[dict[str, Any]]:

@@ -58,6 +58,10 @@ TYPE_BYTES = {
 """Bytes a value in the cache, by the names that -ctk and -ctv take (ggml block sizes)."""
 CELL_BYTES, TOKEN_BYTES = 12, 4
 """In a slot file each cell of a cache has position and sequence, and each token its id (slot_layout.py)."""
+FILE_HEAD, SECTION_HEAD, CHECKPOINT_HEAD = 28, 12, 48
+"""Bytes before the state, before all checkpoints and before each of them (slot_layout.py, files of both builds)."""
+CELL_PAD = 256
+"""Cells of a cache come in multiples of this (llama_context: n_ctx; llama_kv_cache_iswa)."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class MemoryFacts:
     n_ctx_train: int
     layers: tuple[LayerKV, ...]
     recurrent_bytes: int = 0
+    n_recurrent: int = 0
+    """Layers with recurrent state."""
 
     @property
     def n_layers_kv(self) -> int:
@@ -121,6 +127,7 @@ def facts(header: GGUFHeader) -> MemoryFacts:
         n_ctx_train=keys.number("context_length"),
         layers=layers,
         recurrent_bytes=4 * n_recurrent * _recurrent_width(keys),
+        n_recurrent=n_recurrent,
     )
 
 
@@ -134,19 +141,91 @@ def kv_bytes_per_token(
     return sum(_width(layer, type_k, type_v) for layer in facts.layers if swa_full or not layer.is_swa)
 
 
-def slot_file_bytes(
-    facts: MemoryFacts, n_tokens: int, type_k: str = "f16", type_v: str = "f16", *, swa_full: bool = False
-) -> int:
-    """About how large the slot file of n_tokens is: for budgets before a save, not for checks.
+def checkpoint_bytes(facts: MemoryFacts, type_k: str = "f16", type_v: str = "f16", *, at: int | None = None) -> int:
+    """About how large one context checkpoint is: a whole window of the local layers, and all recurrent state.
 
-    Checkpoints, which newer builds write behind SWA and recurrent states, are not counted. Raises KeyError as above.
+    `at`: tokens before it, where they are fewer than a window. 0 for dense memory, which has none. Raises KeyError as
+    above.
     """
-    growing = kv_bytes_per_token(facts, type_k, type_v, swa_full=swa_full)
-    total = kv_bytes_per_token(facts, type_k, type_v, swa_full=True)
-    window = n_tokens if swa_full else min(n_tokens, facts.n_swa)
-    n_cells = n_tokens + window if facts.n_swa else n_tokens
-    attention = growing * n_tokens + (total - growing) * window + CELL_BYTES * n_cells
-    return round(attention) + TOKEN_BYTES * n_tokens + facts.recurrent_bytes
+    if facts.kind == "dense":
+        return 0
+    local = [layer for layer in facts.layers if layer.is_swa]
+    n_cells = facts.n_swa if at is None else min(at, facts.n_swa)
+    total = facts.recurrent_bytes + (_state_head(facts) if facts.recurrent_bytes else 0)
+    if local:
+        total += _attention_bytes(local, n_cells, type_k, type_v)
+    return total + CHECKPOINT_HEAD
+
+
+def cache_bytes(
+    facts: MemoryFacts,
+    n_ctx: int,
+    parallel: int,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    *,
+    swa_full: bool = False,
+    unified: bool = True,
+    n_ubatch: int = 512,
+) -> int:
+    """Memory of all caches of an engine, checkpoints not counted: n_ctx tokens, `parallel` slots.
+
+    A cache of windows has n_swa cells a slot and one batch, padded to 256 (llama_kv_cache_iswa); with `swa_full` as
+    many as the others. Raises KeyError as above.
+    """
+    n_cells = _padded(n_ctx)
+    n_local = n_cells
+    if not swa_full:
+        each = min(n_ctx if unified else n_ctx // parallel, facts.n_swa * (parallel if unified else 1) + n_ubatch)
+        n_local = _padded(each) * (1 if unified else parallel)
+    growing = kv_bytes_per_token(facts, type_k, type_v)
+    local = kv_bytes_per_token(facts, type_k, type_v, swa_full=True) - growing
+    return round(growing * n_cells + local * n_local) + facts.recurrent_bytes * parallel
+
+
+def slot_file_bytes(
+    facts: MemoryFacts, n_tokens: int, type_k: str = "f16", type_v: str = "f16", *, checkpoints: Sequence[int] = ()
+) -> int:
+    """How large the slot file of n_tokens is, within 1 % of files of both builds (tests/live/test_memory.py).
+
+    Of a local layer a file holds one window, also with `--swa-full` (`llama_kv_cache::state_write`). `checkpoints`:
+    where those lie that newer builds write behind it, in tokens. Raises KeyError as above.
+    """
+    full = [layer for layer in facts.layers if not layer.is_swa]
+    total = FILE_HEAD + TOKEN_BYTES * n_tokens
+    if facts.layers:
+        total += _attention_bytes(full, n_tokens, type_k, type_v)
+    if facts.n_swa:
+        local = [layer for layer in facts.layers if layer.is_swa]
+        total += _attention_bytes(local, min(n_tokens, facts.n_swa), type_k, type_v)
+    if facts.recurrent_bytes:
+        total += _state_head(facts) + facts.recurrent_bytes
+    if checkpoints:
+        total += SECTION_HEAD + sum(checkpoint_bytes(facts, type_k, type_v, at=at) for at in checkpoints)
+    return total
+
+
+def end_checkpoints(facts: MemoryFacts, n_tokens: int, *, swa_full: bool = False, n_ubatch: int = 512) -> list[int]:
+    """Where llama-server makes checkpoints at a prompt's end: 4 tokens and a batch before it, and 4 before it."""
+    if facts.kind == "dense" or (swa_full and not facts.recurrent_bytes):
+        return []
+    return [at for at in (n_tokens - 4 - n_ubatch, n_tokens - 4) if at > 0]
+
+
+def _padded(n_cells: int) -> int:
+    return -(-n_cells // CELL_PAD) * CELL_PAD
+
+
+def _attention_bytes(layers: Sequence[LayerKV], n_cells: int, type_k: str, type_v: str) -> int:
+    """One attention cache as it is written: 24 bytes before the cells, 12 before each tensor (version 4)."""
+    each = sum(_width(layer, type_k, type_v) for layer in layers) + CELL_BYTES
+    tensors = sum(1 + bool(layer.n_embd_v_gqa) for layer in layers)
+    return round(each * n_cells) + 24 + 12 * tensors
+
+
+def _state_head(facts: MemoryFacts) -> int:
+    """Bytes around recurrent state: one cell, two rows a layer."""
+    return 20 + 24 * facts.n_recurrent
 
 
 class _Keys:

@@ -96,7 +96,8 @@ def _cause(turn: Turn) -> Cause:
     if turn.match is Match.EDITED and turn.dropped_reasoning:
         return Cause.REASONING_DROPPED
     if turn.match is Match.EDITED:
-        return Cause.CHECKPOINT_MISSING if fell_short and not turn.can_rewind else Cause.HISTORY_EDITED
+        is_short = fell_short or turn.cache_n + MERGED_TOKENS < ESTIMATE * turn.shared
+        return Cause.CHECKPOINT_MISSING if is_short and not turn.can_rewind else Cause.HISTORY_EDITED
     if turn.match is Match.NEW:
         return Cause.NEW_LINE
     if turn.lost is not None:

@@ -10,6 +10,7 @@ new conversation overwrite the tail of an old one while three slots are empty; t
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from policies import checkpoints
 from policies.types import Action, Decision, Eviction, Place, Question, SlotFacts, Wait
 
 SMALL_TAIL = 16
@@ -38,12 +39,12 @@ def place(q: Question) -> Decision:
     idle = [s for s in q.slots if s.idle]
     if not idle:
         return Wait("every slot is busy")
-    if own is not None and own.idle and q.extends and not q.fresh:
+    if own is not None and own.idle and _goes_on(q, own):
         return _with_room(q, _in_place(q, own), own) or Wait("the pool has no room beside the running requests")
     choices = sorted(_choices(q, idle), key=_rank)
     if own is not None and not own.idle and q.extends and not q.fresh:
         best = choices[0].place.predicted_cache_n if choices else 0
-        if own.settling or _reusable(q, own.common, own.tokens, own.rigid) - best >= WAIT_WORTH:
+        if own.settling or _reusable(q, own) - best >= WAIT_WORTH:
             return Wait("the slot of its line is busy", by_choice=bool(choices))
     if not choices:
         return Wait("the pool has no room beside the running requests")
@@ -93,37 +94,70 @@ def _ways(q: Question, target: SlotFacts, idle: list[SlotFacts]) -> Iterator[tup
     if q.fresh:
         return
     for snapshot in q.snapshots if q.abilities.restore else ():
-        reused = _reusable_file(q, snapshot.common, snapshot.tokens)
+        reused = _reusable_file(q, snapshot.common, snapshot.tokens, snapshot.checkpoints)
         if reused >= SAVE_AT_LEAST:
             yield _onto(q, target, Action.RESTORE, reused, "a snapshot holds its prefix", snapshot=snapshot.id), others
     if q.abilities.save and q.abilities.restore:
         for source in idle:
-            reused = 0 if source.foreign else _reusable_file(q, source.common, source.tokens)
+            reused, cut = (0, 0) if source.foreign else _copied(q, source)
             if source.id != target.id and reused >= SAVE_AT_LEAST:
-                yield _onto(q, target, Action.FORK, reused, "another slot holds its prefix", source=source.id), others
+                copy = _onto(q, target, Action.FORK, reused, "another slot holds its prefix", source=source.id)
+                yield replace(copy, cut=cut), others
 
 
-def _reusable(q: Question, common: int, held: int, rigid: int) -> int:
-    """Tokens really reused of a common prefix: all of it where memory can be rewound, else only whole contents."""
+def _goes_on(q: Question, own: SlotFacts) -> bool:
+    """It continues its line where that is; not behind a file that it departs from, whose window lacks what is needed
+    there, and of which an engine that keeps windows whole would not know."""
+    return q.extends and own.mine and not q.fresh and (own.common >= own.rigid or not q.abilities.rewind)
+
+
+def _reusable(q: Question, slot: SlotFacts) -> int:
+    """Tokens of the common prefix that are really reused in place: all where memory can be rewound."""
+    a = q.abilities
+    if q.fresh or slot.foreign:
+        return 0
+    if a.rewind or a.memory.rewinds:
+        return _whole(q, slot.common, slot.tokens, slot.rigid)
+    is_file = slot.tokens == slot.rigid
+    return checkpoints.reused(a.memory, slot.tokens, slot.common, q.n_prompt, slot.checkpoints, from_file=is_file)
+
+
+def _whole(q: Question, common: int, held: int, rigid: int) -> int:
+    """The same where nothing is known of checkpoints."""
     if q.fresh or common < rigid or (not q.abilities.rewind and common < held):
         return 0
     return max(0, min(common, q.n_prompt - 1))
 
 
-def _reusable_file(q: Question, common: int, in_file: int) -> int:
+def _reusable_file(q: Question, common: int, in_file: int, kept: checkpoints.Checkpoints) -> int:
     """Tokens reused of a file. The engine always processes a prompt's last token again, so for one that ends with the
     file it has to go back by one."""
     a = q.abilities
+    if not (a.rewind or a.memory.rewinds):
+        kept = kept if a.file_checkpoints else ()
+        return 0 if q.fresh else checkpoints.reused(a.memory, in_file, common, q.n_prompt, kept, from_file=True)
     if not (a.rewind_files or a.step_back_files) and in_file >= q.n_prompt:
         return 0
-    return _reusable(q, common, in_file, 0 if a.rewind_files else in_file)
+    return _whole(q, common, in_file, 0 if a.rewind_files else in_file)
+
+
+def _copied(q: Question, source: SlotFacts) -> tuple[int, int]:
+    """Tokens reused of a copy of a slot, and where it has to be cut before it is copied (0: nowhere).
+
+    A slot that can be rewound, whose files cannot: its file serves up to where it ends alone.
+    """
+    a = q.abilities
+    cut = min(source.common, q.n_prompt - 1)
+    if a.rewind and not a.rewind_files and source.rigid <= cut < source.tokens and not q.fresh:
+        return cut, cut
+    return _reusable_file(q, source.common, source.tokens, source.checkpoints), 0
 
 
 def _in_place(q: Question, slot: SlotFacts) -> Place:
-    if q.extends and slot.mine and not q.fresh:
+    if _goes_on(q, slot):
         # The engine keeps checkpoints of its own for this slot, so the line's end is taken at its word.
         return Place(Action.CONTINUE, slot.id, max(0, min(slot.common, q.n_prompt - 1)), "it continues its line")
-    reused = 0 if slot.foreign else _reusable(q, slot.common, slot.tokens, slot.rigid)
+    reused = _reusable(q, slot)
     if reused <= SMALL_TAIL or (reused < SAVE_AT_LEAST and slot.common < slot.owner_end):
         return _onto(
             q, slot, Action.COLD, 0, "a cold start is cheapest" if slot.is_empty else "cheapest slot to give up"
@@ -156,7 +190,8 @@ def _file_price(q: Question, p: Place) -> float:
     a = q.abilities
     if p.source is not None:
         source = _slot(q, p.source)
-        return (a.restore_cost + (a.save_cost if source.at_stake else 0)) * source.tokens
+        whole = (a.restore_cost + (a.save_cost if source.at_stake else 0)) * source.tokens
+        return whole + (a.restore_cost + a.save_cost) * p.cut
     if p.snapshot is not None:
         return a.restore_cost * next(s.tokens for s in q.snapshots if s.id == p.snapshot)
     return 0.0
@@ -177,8 +212,12 @@ def _loss_price(q: Question, slot: SlotFacts, *, in_place: bool) -> float:
 
 def _lost(q: Question, slot: SlotFacts, *, in_place: bool) -> int:
     """Tokens that its owner no longer finds there."""
-    keeps = in_place and q.abilities.rewind and slot.common >= slot.rigid
-    return slot.tokens - (slot.common if keeps else 0)
+    a = q.abilities
+    if not in_place:
+        return slot.tokens
+    if a.rewind or a.memory.rewinds:
+        return slot.tokens - (slot.common if a.rewind and slot.common >= slot.rigid else 0)
+    return slot.tokens - _reusable(q, slot)
 
 
 def _recency(q: Question, slot: SlotFacts) -> float:
@@ -192,7 +231,7 @@ def _with_room(q: Question, p: Place, target: SlotFacts) -> Place | None:
         return p
     moved = target.tokens if p.action in _IN_PLACE else 0
     if p.source is not None:
-        moved = _slot(q, p.source).tokens
+        moved = p.cut or _slot(q, p.source).tokens
     elif p.snapshot is not None:
         moved = next(s.tokens for s in q.snapshots if s.id == p.snapshot)
     need = min(q.capacity, max(q.n_prompt + q.reserve, moved))

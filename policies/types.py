@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 
+from policies.checkpoints import REWINDS, Checkpoints, Memory
+
 DIGEST_BYTES = 16
 
 
@@ -73,6 +75,7 @@ class SlotFacts:
     another tenant. `idle`: nobody holds its lease. `settling`: the engine is about to give it back (a
     client left). `prompt`: tokens of the owner's newest prompt, the reply after it left out; None: all.
     `rigid`: its first tokens that can only be kept together, because they came from a file (Abilities.rewind_files).
+    `checkpoints`: where the engine can go back to, where memory cannot be rewound.
     """
 
     id: int
@@ -87,6 +90,7 @@ class SlotFacts:
     settling: bool = False
     prompt: int | None = None
     rigid: int = 0
+    checkpoints: Checkpoints = ()
 
     @property
     def is_empty(self) -> bool:
@@ -106,11 +110,12 @@ class SlotFacts:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """A stored slot file and how many tokens it shares with the prompt."""
+    """A stored slot file, how many tokens it shares with the prompt, and the checkpoints that it brings along."""
 
     id: str
     tokens: int
     common: int
+    checkpoints: Checkpoints = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,9 @@ class Abilities:
     sliding window kept whole). `rewind_files`: so can the end of what was loaded from a file (dense memory only: a file
     holds no more than the window of a local layer, also with --swa-full). `step_back_files`: at least by the few tokens
     between a prompt's end and the checkpoint before it, which engine B keeps in the file and engine A does not.
-    `save_cost`, `restore_cost`: prefill tokens that take as long as saving or restoring one token.
+    `memory`: what it keeps where it cannot be rewound; unless that is known, contents are used whole or not at all.
+    `file_checkpoints`: its files hold the checkpoints of their slot. `save_cost`, `restore_cost`: prefill tokens that
+    take as long as saving or restoring one token.
     """
 
     save: bool = True
@@ -129,6 +136,8 @@ class Abilities:
     rewind: bool = True
     rewind_files: bool = True
     step_back_files: bool = True
+    memory: Memory = REWINDS
+    file_checkpoints: bool = False
     save_cost: float = 0.05
     restore_cost: float = 0.02
 
@@ -163,7 +172,10 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Run in `slot`. FORK copies slot `source`, RESTORE loads `snapshot`; `save_first` keeps what it will lose."""
+    """Run in `slot`. FORK copies slot `source`, RESTORE loads `snapshot`; `save_first` keeps what it will lose.
+
+    `cut`: FORK copies no more than so many tokens of the source: it is saved, cut there, copied, and gets its end back.
+    """
 
     action: Action
     slot: int
@@ -174,6 +186,7 @@ class Place:
     save_first: bool = False
     erase_first: bool = False
     evictions: tuple[Eviction, ...] = ()
+    cut: int = 0
 
     @property
     def is_at_hand(self) -> bool:

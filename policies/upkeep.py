@@ -30,21 +30,42 @@ def is_worth(stake: int, tokens: int, save_cost: float) -> bool:
     return stake >= SAVE_AT_LEAST and stake >= WORTH * save_cost * tokens
 
 
-def next_save(slots: tuple[IdleSlot, ...], save_cost: float, bytes_left: float, bytes_per_token: float) -> int | None:
-    """The slot to save now: the one with most at stake among those idle long enough, or None."""
+def next_save(
+    slots: tuple[IdleSlot, ...],
+    save_cost: float,
+    bytes_left: float,
+    bytes_per_token: float,
+    sleep_seconds: float = 0.0,
+) -> int | None:
+    """The slot to save now: the one with most at stake among those idle long enough, or None.
+
+    `sleep_seconds`: after so long an idle engine unloads its model (0: never). That is a loss like any other, so what
+    is at stake need not be worth ten saves then.
+    """
+    wait = idle_seconds(IDLE_SECONDS, sleep_seconds)
     due = [
         s
         for s in slots
-        if s.idle_seconds >= IDLE_SECONDS
-        and is_worth(s.stake, s.tokens, save_cost)
+        if s.idle_seconds >= wait
+        and (is_worth(s.stake, s.tokens, save_cost) or (sleep_seconds and _is_loss(s, save_cost)))
         and s.tokens * bytes_per_token <= bytes_left
     ]
     return max(due, key=lambda s: (s.stake, -s.id)).id if due else None
 
 
-def next_base(slots: tuple[IdleSlot, ...]) -> int | None:
+def _is_loss(slot: IdleSlot, save_cost: float) -> bool:
+    return slot.stake >= SAVE_AT_LEAST and save_cost * slot.tokens < slot.stake
+
+
+def idle_seconds(usual: float, sleep_seconds: float) -> float:
+    """How long to wait before idle work, so that it is done well before the engine sleeps (0: never)."""
+    return min(usual, sleep_seconds / 2) if sleep_seconds else usual
+
+
+def next_base(slots: tuple[IdleSlot, ...], sleep_seconds: float = 0.0) -> int | None:
     """The slot whose base is to be kept now: the one idle longest, or None."""
-    due = [s for s in slots if s.base_wanted and s.idle_seconds >= BASE_IDLE_SECONDS]
+    wait = idle_seconds(BASE_IDLE_SECONDS, sleep_seconds)
+    due = [s for s in slots if s.base_wanted and s.idle_seconds >= wait]
     return max(due, key=lambda s: (s.idle_seconds, -s.id)).id if due else None
 
 

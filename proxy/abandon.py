@@ -97,11 +97,11 @@ async def _resolve(service: Service, engine: Engine, slot: Slot, want: Want, lef
             slot.tokens = (want.tokens if want.tokens is not None else slot.tokens)[: 4 * slot.n_tokens]
             slot.saved, slot.body, slot.is_rendered = 0, None, True
         else:
-            _settle(slot, want, left, report.n_prompt_tokens, engine.clock())
+            _settle(engine, slot, want, left, report.n_prompt_tokens)
         slot.tenant = want.tenant if slot.n_tokens else None
         engine.table.release(slot)
         # A task that was still queued when the engine reported may have run a little since.
-        asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, service.engines.suspect, engine)
+        asyncio.get_running_loop().call_later(NO_REPORT_SECONDS, service.engines.beliefs.suspect, engine)
 
 
 def _unknown(slot: Slot, want: Want) -> None:
@@ -115,8 +115,8 @@ def _is_whole(slot: Slot, want: Want, left: Left, report: SlotReport) -> bool:
     return is_own and 0 < left.n_prompt <= report.n_prompt_tokens
 
 
-def _settle(slot: Slot, want: Want, left: Left, n_tokens: int, now: float) -> None:
+def _settle(engine: Engine, slot: Slot, want: Want, left: Left, n_tokens: int) -> None:
     n_cached = left.progress.cache if left.progress is not None else 0
     timings = Timings(n_cached, left.n_prompt - n_cached, 0.0, n_tokens - left.n_prompt + 1, 0.0)
     slot.body, slot.base = left.body, left.base
-    fill(slot, want.line, timings, tokens=want.tokens, is_guest=False, now=now)
+    fill(slot, want.line, timings, engine.memory, tokens=want.tokens, is_guest=False, now=engine.clock())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
-from llamacpp.errors import EngineError
+from llamacpp.errors import EngineError, EngineRefused
+from llamacpp.reports import Progress, Timings
 from policies.causes import Cause
+from policies.checkpoints import after_prompt
 from policies.placement import SMALL_TAIL
 from policies.prefix import n_tokens
 from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Place
+from proxy import fingerprint
 from proxy.engine import Engine
 from proxy.errors import StoreError
 from proxy.lines import LineBook
@@ -41,7 +46,7 @@ async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -
     """
     place = grant.place
     try:
-        source_file = await _keep_source(engine, grant)
+        source_file = await _keep_source(engine, grant, lines)
         for victim, eviction in zip(grant.victims, place.evictions, strict=True):
             await evict(engine, victim, lines, keep=eviction.save)
     finally:
@@ -62,32 +67,61 @@ async def carry_out(engine: Engine, grant: Grant, lines: LineBook, owner: str) -
     return Carried(place.action, place.predicted_cache_n)
 
 
-async def _keep_source(engine: Engine, grant: Grant) -> Snapshot | None:
+async def _keep_source(engine: Engine, grant: Grant, lines: LineBook) -> Snapshot | None:
     """The file that a fork copies, its slot given back; None when there is none."""
     if grant.source is None:
         return None
     try:
+        if grant.place.cut:
+            return await _cut_out(engine, grant.source, grant.place.cut, lines)
         return await save(engine, grant.source, "fork")
     finally:
         give_back(engine, grant.source)
 
 
-async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
-    """Cuts off a reply that may be spelled otherwise when it comes back, where a file can only be used whole.
+async def _cut_out(engine: Engine, slot: Slot, at: int, lines: LineBook) -> Snapshot | None:
+    """A file of a slot's first tokens, where a slot can be cut back and a file cannot. Its owner gets its end back."""
+    owner, tokens = slot.line, slot.tokens[: 4 * at]
+    await _end_at_boundary(engine, slot)
+    whole = engine.snapshot(slot.snapshot) if slot.snapshot and engine.table.saved_of(slot) == slot.n_tokens else None
+    whole = whole or await save(engine, slot, "fork")
+    if whole is None or owner is None or await prime(engine, slot, tokens) is None:
+        return None
+    cut = await save(engine, slot, "fork", kind="base")
+    if not await restore(engine, slot, whole, owner) and (line := lines.get(owner)) is not None:
+        line.lost = Cause.EVICTED
+    return cut
 
-    Costs the engine 1-4 tokens (llama-server.md, "Slot files") and, should the reply come back after all, its tokens.
+
+async def _end_at_boundary(engine: Engine, slot: Slot) -> None:
+    """Cuts a slot back to the end of its last complete message, where a file can only be used whole: the reply, and
+    what the template opens it with, may be spelled otherwise when they come back.
+
+    Costs the engine 1-4 tokens, as its last checkpoint lies so far before the prompt's end (one micro-batch more behind
+    a template with a longer opening) and, should the reply come back after all, its tokens.
     """
-    at = slot.boundary
-    if engine.files_rewind or slot.replies_return or at is None or not at < slot.n_tokens:
+    if engine.files_rewind or slot.replies_return or slot.boundary is None:
         return
-    if n_tokens(slot.tokens) < at:
+    at = slot.boundary - (engine.opening if slot.body is not None else 0)
+    if not 0 < at < slot.n_tokens or n_tokens(slot.tokens) < at:
         return
+    await prime(engine, slot, slot.tokens[: 4 * at])
+
+
+async def prime(
+    engine: Engine, slot: Slot, tokens: bytes, tell: Callable[[Progress], Awaitable[None]] | None = None
+) -> Timings | None:
+    """Has a leased slot hold exactly these tokens, processing those that it lacks. None when the engine would not.
+    `tell` hears of its progress. Cancelling it leaves the slot's content in doubt."""
     try:
-        await engine.client.prime(slot.id, slot.tokens[: 4 * at])
+        timings = await engine.client.prime(slot.id, tokens, tell)
     except EngineError as error:
         log.warning("not_cut", engine=engine.name, slot=slot.id, error=str(error))
-        return
-    slot.tokens, slot.n_tokens = slot.tokens[: 4 * at], at
+        return None
+    slot.tokens, slot.n_tokens = tokens, n_tokens(tokens)
+    slot.checkpoints = after_prompt(engine.memory, slot.checkpoints, timings.cache_n, slot.n_tokens)
+    slot.rigid, slot.saved = min(slot.rigid, timings.cache_n), min(slot.saved, timings.cache_n)
+    return timings
 
 
 async def save(
@@ -172,19 +206,25 @@ async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) ->
     """Loads a snapshot into a leased slot for line `owner`; the next `cache_n` has to prove it. On failure the slot is
     empty."""
     store = engine.store
-    if not await store.verify(snapshot):
+    if not _fits(engine, slot, snapshot):
+        log.warning("restore_has_no_room", engine=engine.name, slot=slot.id, n_tokens=snapshot.n_tokens)
         engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
         return False
-    slot.apply(SlotEvent.RESTORE)
-    try:
-        with store.holding(snapshot):
+    with store.holding(snapshot):
+        if not await store.verify(snapshot):
+            engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
+            return False
+        slot.apply(SlotEvent.RESTORE)
+        try:
             report = await engine.client.restore_slot(slot.id, snapshot.file)
-    except EngineError as error:
-        slot.clear()
-        slot.file_done(SlotState.RESTORING)
-        engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
-        log.warning("restore_failed", engine=engine.name, slot=slot.id, snapshot=snapshot.id, error=str(error))
-        return False
+        except EngineError as error:
+            slot.clear()
+            slot.file_done(SlotState.RESTORING)
+            engine.metrics.restored(engine.name, "failed", "main", seconds=0.0)
+            log.warning("restore_failed", engine=engine.name, slot=slot.id, snapshot=snapshot.id, error=str(error))
+            if isinstance(error, EngineRefused):
+                await _refused(engine, slot, snapshot)
+            return False
     if not slot.file_done(SlotState.RESTORING):
         return False
     engine.learn_restore(report)
@@ -193,9 +233,34 @@ async def restore(engine: Engine, slot: Slot, snapshot: Snapshot, owner: str) ->
     slot.tokens, slot.tenant = store.tokens(snapshot), snapshot.tenant
     slot.n_tokens = slot.saved = report.n_tokens
     slot.rigid = 0 if engine.files_rewind else report.n_tokens
+    slot.checkpoints = engine.checkpoints_in(snapshot)
     slot.snapshot, slot.line, slot.was_restored = snapshot.id, owner, True
     await store.touch(snapshot.id)
     return True
+
+
+def _fits(engine: Engine, slot: Slot, snapshot: Snapshot) -> bool:
+    """The engine has the cells: it answers "no space" and "invalid file" alike."""
+    others = sum(s.n_tokens for s in engine.table.slots if s is not slot) if engine.table.capacity is not None else 0
+    return snapshot.n_tokens + others <= (engine.table.capacity or engine.n_ctx)
+
+
+async def _refused(engine: Engine, slot: Slot, snapshot: Snapshot) -> None:
+    """The engine had the room and would not read the file: it is not tried again, and the slot is emptied. A file that
+    was read in part may have spoilt the engine (llama.cpp #27068): one that computes otherwise now is given up.
+    """
+    try:
+        await engine.client.erase_slot(slot.id)
+        with suppress(StoreError):
+            await engine.store.remove(snapshot.id)
+        is_same = await fingerprint.is_unchanged(
+            engine.client, slot.id, engine.slot_dir, engine.store, engine.fingerprint
+        )
+    except (EngineError, OSError, StoreError) as error:
+        log.warning("not_compared", engine=engine.name, error=str(error))
+        return
+    if not is_same:
+        engine.give_up("it computes otherwise since it refused a slot file")
 
 
 async def evict(engine: Engine, slot: Slot, lines: LineBook, *, keep: bool) -> None:

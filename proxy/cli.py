@@ -22,7 +22,19 @@ from llamacpp.engines.flags import MODEL_FLAGS, refuse_reserved, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
 from llamacpp.engines.model_file import check_model
 from llamacpp.errors import EngineError, EngineSetupError
-from proxy import __version__, audit_cli, control, explain_cli, fetch, logs, sd_notify, snapshots, tenants, warm_cli
+from proxy import (
+    __version__,
+    audit_cli,
+    control,
+    doctor_cli,
+    explain_cli,
+    fetch,
+    logs,
+    sd_notify,
+    snapshots,
+    tenants,
+    warm_cli,
+)
 from proxy.config import Settings, load
 from proxy.errors import SlotkeeperError, StoreError, UsageError
 from proxy.flags import with_settings
@@ -290,6 +302,7 @@ app.add_typer(snapshots.app, name="snapshots")
 app.command()(explain_cli.explain)
 app.command()(audit_cli.audit)
 app.command()(warm_cli.warm)
+app.command()(doctor_cli.doctor)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -106,9 +106,19 @@ class Settings(BaseSettings):
     api_key_file: UserPath | None = Field(None, description="file of tenant:key lines; clients must then send a key")
     allowed_host: Words = Field((), description="further Host and Origin name to accept; repeatable")
 
-    parallel: int = Field(4, ge=1, le=256, description="slots of an engine that we start")
+    parallel: int = Field(
+        4, ge=1, le=256, description="slots of an engine that we start; fewer where the memory at hand holds no more"
+    )
     ctx_size: int | None = Field(
-        None, ge=256, description="context of an engine that we start, in tokens; else the model's own, at most 32768"
+        None,
+        ge=256,
+        description="context of an engine that we start, in tokens; else the model's own, at most 32768 and what the "
+        "memory at hand holds",
+    )
+    swa: Literal["auto", "full", "checkpoints"] = Field(
+        "auto",
+        description="sliding windows in an engine that we start; full: kept whole (--swa-full); checkpoints: not; "
+        "auto: whole when the memory at hand holds that, or when the engine restores nothing without",
     )
     reply_reserve: int = Field(4096, ge=1, description="tokens set aside for an answer of unknown length")
     mode: Literal["observe", "repair", "strict"] = Field(

@@ -2,7 +2,8 @@
 
 Requests, each answered with JSON (the server's side is proxy/api/ops.py): GET /snapshots, GET /snapshots/{id},
 POST /snapshots/{id}/pin, POST /snapshots/{id}/unpin, DELETE /snapshots/{id}, POST /snapshots/prune,
-POST /snapshots/purge, POST /warm (a line of JSON for each step).
+POST /snapshots/purge, GET /explain, GET /explain/{id}, POST /doctor[?probe=1][&determinism=1], POST /warm (a line of
+JSON for each step).
 """
 
 import contextlib
@@ -47,14 +48,14 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def call(path: Path, method: str, door: str) -> Any:
+def call(path: Path, method: str, door: str, *, seconds: float = _SECONDS) -> Any:
     """One request to the running server; its JSON. Raises NoServer, ControlRefused."""
     if not path.exists():
         raise NoServer
     try:
         with _short(path) as short:
             _knock(short)
-            with httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=_SECONDS) as client:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=seconds) as client:
                 answer = client.request(method, f"http://slotkeeper{door}")
     except httpx.HTTPError as error:
         raise ControlRefused(f"The running server did not answer on {path} ({type(error).__name__}).") from None

@@ -14,12 +14,18 @@ import structlog
 
 from llamacpp.capabilities import TemplateFacts, probe_printed, probe_template
 from llamacpp.client import LlamaClient
+from llamacpp.engines.flags import EngineSpec
+from llamacpp.engines.plan import Plan
 from llamacpp.errors import EngineError
+from llamacpp.memory import MemoryFacts
+from llamacpp.probes import N_AT, Learned
 from llamacpp.render import Rendered, Renderer
 from llamacpp.reports import Props, SlotFileReport, SlotReport
 from llamacpp.templates import keep_reasoning, placeholder, prints_clock
+from policies.checkpoints import BEFORE_END, REWINDS, Checkpoints, Memory, reused
 from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
+from proxy.engine_spec import memory_facts
 from proxy.engine_template import CLOCK_PRICE, ChosenTemplate
 from proxy.errors import EngineDown, EngineStarting
 from proxy.metrics import Metrics
@@ -38,6 +44,8 @@ UNKNOWN_BYTES = 50_000
 FILE_BYTES_PER_SECOND = 500e6
 """Until measured: a slow SSD. Reading comes from the page cache and is four times faster."""
 UNKNOWN_SAVE_SECONDS = UNKNOWN_BYTES / FILE_BYTES_PER_SECOND
+LEAST_SLEEP_SECONDS = 5.0
+"""Before an attached engine is asked whether it sleeps; whoever lets one sleep sooner has nothing of a cache."""
 LEARNING = 0.3
 """Weight of the newest measurement."""
 
@@ -82,11 +90,18 @@ class Engine:
     can_rewind: bool = True
     files_rewind: bool = True
     """What was loaded from a slot file can be cut back too (policies/types.Abilities.rewind_files)."""
-    files_step_back: bool = True
-    """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files): engine B's files hold
-    the checkpoint before their end, engine A's do not (llama-server.md, "Slot files"), others are not known to. Until
-    one did not."""
+    memory: Memory = REWINDS
+    """What it keeps where it cannot be rewound, and the flags that decide about checkpoints."""
     unified: bool = True
+    plan: Plan | None = None
+    """The sums behind its flags (ours, with the model's header at hand)."""
+    spec: EngineSpec | None = None
+    """What it was started with (ours only)."""
+    build: str = ""
+    """Its build's name: ours by file, an attached one's by its own word."""
+    learned: Learned = field(default_factory=Learned)
+    """What it was seen to do."""
+    learned_key: str = ""
     instance: int = 0
     ready: bool = False
     why_not: str = "it is loading its model"
@@ -101,6 +116,8 @@ class Engine:
     """What we did to its template (ours only)."""
     prints_clock: bool = False
     """Its template prints the date by itself, and nothing was done about it: every prompt is new at midnight."""
+    opening: int = 0
+    """Tokens at a prompt's end that the next one may not have there (llamacpp/capabilities.probe_opening)."""
     drops_reasoning: bool = False
     """Its template drops the reasoning of earlier turns, and --append-only-template would keep it."""
     clock_printed: dict[tuple[bool, bool], frozenset[str]] = field(default_factory=dict)
@@ -115,9 +132,13 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     missing: list[str] = field(default_factory=list)
     """Sentences on what an attached engine lacks and what that costs."""
+    sleep_seconds: float = 0.0
+    """Its --sleep-idle-seconds; 0: it never sleeps or, attached, nothing tells."""
+    restart: Callable[[], None] | None = None
+    """Ends it, so that it is started again (ours only)."""
+    _header: tuple[Path | None, MemoryFacts | None] | None = None
 
     def __post_init__(self) -> None:
-        self.files_step_back = self.kind == "embedded"
         self.table = self._new_table(0)
         self.renderer = Renderer(self.client)
         self.known: OrderedDict[tuple[str, bytes], Rendered] = OrderedDict()
@@ -141,7 +162,29 @@ class Engine:
     def can_save(self) -> bool:
         """Slot files can be written and found again."""
         has_files = self.slot_dir is not None and self.store.persist
-        return has_files and self.fingerprint is not None and not self.speculative
+        return has_files and self.fingerprint is not None and not self.speculative and self.files_help
+
+    @property
+    def files_help(self) -> bool:
+        """A prompt that extends what was loaded from a file finds it: by the engine's rule, and by what was seen."""
+        if self.memory.rewinds or self.learned.is_useless:
+            return not self.learned.is_useless
+        n = self.memory.window + BEFORE_END + 1
+        kept = (n - BEFORE_END,) if self.file_checkpoints else ()
+        return reused(self.memory, n, n, n + 1, kept, from_file=True) > 0
+
+    @property
+    def files_step_back(self) -> bool:
+        """A prompt that ends with a file finds its tokens (policies/types.Abilities.step_back_files): where files hold
+        the checkpoint before their end (llama-server.md, "Slot files"), until one did not."""
+        known = self.learned.steps_back
+        return self.file_checkpoints if known is None else known
+
+    @property
+    def file_checkpoints(self) -> bool:
+        """Its slot files hold the checkpoints of their slot."""
+        known = self.learned.file_checkpoints
+        return self.kind == "embedded" if known is None else known
 
     @property
     def clock_values(self) -> tuple[tuple[str, str], ...]:
@@ -175,6 +218,20 @@ class Engine:
             self.clock_printed = await probe_printed(self.client, [placeholder(name) for name, _ in self.clock_values])
         if self.prints_clock and not knew:
             log.warning("template_prints_clock", engine=self.name, consequence=CLOCK_PRICE, advice=advice)
+
+    def memory_facts(self) -> MemoryFacts | None:
+        """What its model's own header says of its memory, where the file is seen from here. Reads it, once."""
+        path = Path(self.props.model_path) if self.props and self.props.model_path else None
+        if self._header is None or self._header[0] != path:
+            self._header = path, memory_facts(path)
+        return self._header[1]
+
+    def may_sleep(self) -> bool:
+        """It has been idle for so long that it may sleep by now, and holds something that would be lost then."""
+        used = [s.last_used for s in self.table.slots if s.n_tokens]
+        if not self.ready or not used or self.table.runners() or (self.kind != "attached" and not self.sleep_seconds):
+            return False
+        return self.clock() - max(used) >= (self.sleep_seconds or LEAST_SLEEP_SECONDS)
 
     @asynccontextmanager
     async def unseen(self, is_unseen: bool) -> AsyncIterator[None]:
@@ -235,9 +292,23 @@ class Engine:
         self.table.refuse_waiting(error)
         return lost
 
+    def give_up(self, why: str) -> None:
+        """It is not trusted any more: started again, if it is ours; else nothing is restored into it from now on.
+        Raises EngineStarting, for the request that it was to serve."""
+        log.error("engine_given_up", engine=self.name, why=why)
+        self.fingerprint = None
+        if self.restart is None:
+            self.missing.append(f"Nothing is saved or restored any more: {why}. Start it again.")
+            self.refresh_abilities()
+            return
+        self.restart()
+        raise EngineStarting(f"The engine is started again: {why}. Try again in a few seconds.", retry_after=2)
+
     def refresh_abilities(self) -> None:
         """Placement's prices from what was measured so far."""
-        c = self.costs
+        c, seen = self.costs, self.learned.diverged
+        if seen is not None and not seen.reused and seen.shared >= N_AT:
+            self.files_rewind = False  # its header could not be read, or the engine knows better
         self.table.abilities = replace(
             self.table.abilities,
             save=self.can_save,
@@ -245,6 +316,8 @@ class Engine:
             rewind=self.can_rewind,
             rewind_files=self.files_rewind,
             step_back_files=self.files_step_back,
+            memory=self.memory,
+            file_checkpoints=self.file_checkpoints,
             save_cost=c.save / c.prefill,
             restore_cost=c.restore / c.prefill,
         )
@@ -266,7 +339,9 @@ class Engine:
         if not self.can_save or self.fingerprint is None:
             return ()
         facts = [
-            SnapshotFacts(s.id, s.n_tokens, min(s.n_tokens, common_prefix(self.store.tokens(s), tokens)))
+            SnapshotFacts(
+                s.id, s.n_tokens, min(s.n_tokens, common_prefix(self.store.tokens(s), tokens)), self.checkpoints_in(s)
+            )
             for s in self.store.candidates(tenant, self.fingerprint)
             if s.dir == self.slot_dir and s.effective is not False and s.n_tokens <= self.n_ctx
         ]
@@ -275,6 +350,10 @@ class Engine:
     def snapshot(self, snapshot_id: str) -> Snapshot | None:
         """The snapshot of that id, if it is still there."""
         return self.store.get(snapshot_id)
+
+    def checkpoints_in(self, snapshot: Snapshot) -> Checkpoints:
+        """Those that its file surely brings along: it ends with a prompt (`carry_out.prime`)."""
+        return (max(1, snapshot.n_tokens - BEFORE_END),) if self.file_checkpoints and not self.memory.rewinds else ()
 
     async def report(self, slot: int) -> SlotReport | None:
         """What the engine says of one slot; None when it cannot or will not say."""

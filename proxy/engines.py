@@ -11,18 +11,31 @@ from pathlib import Path
 import structlog
 
 from llamacpp import engines as children
-from llamacpp.capabilities import TemplateFacts
+from llamacpp.capabilities import TemplateFacts, probe_opening
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
 from policies.causes import Cause
-from policies.placement import SMALL_TAIL
+from policies.checkpoints import REWINDS
 from proxy import fingerprint
+from proxy.beliefs import Beliefs
 from proxy.config import Settings
 from proxy.engine import Engine, names_of
-from proxy.engine_spec import can_rewind, child_spec, file_bytes_per_token, rewinds
+from proxy.engine_spec import (
+    can_rewind,
+    child_spec,
+    file_bytes_per_token,
+    is_unified,
+    kept_memory,
+    memory_facts,
+    rewinds,
+    sleep_seconds,
+    slot_memory,
+    tell,
+)
 from proxy.engine_template import clock_advice, with_template
 from proxy.errors import BadRequest, StoreError, UnknownModel
+from proxy.learned import LearnedBook, learn_ways
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
 from proxy.store import Store
@@ -34,11 +47,11 @@ HEALTH_SECONDS = 0.1
 """Pause between two looks at a loading engine."""
 WATCH_SECONDS = 2.0
 """Pause between two looks at an attached engine."""
-RECHECK_SECONDS = 1.0
-"""Pause between two comparisons with an engine that is suspected again and again: somebody else uses its slots, too."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
+GIVEN_UP_SECONDS = 5.0
+"""For an engine that is not trusted any more to end by itself."""
 HOPELESS = 3
 """Starts of an engine that was never ready after which we give up: its model cannot be loaded."""
 KEY_REFUSED = (401, 403)
@@ -59,11 +72,16 @@ class Engines:
     """Told why no engine of ours can be started."""
     on_pressure: Callable[[Engine], None] = lambda _: None
     """Told of an engine one of whose runners has outgrown its reserve."""
+    learned: LearnedBook = field(init=False)
+    beliefs: Beliefs = field(init=False)
+    """What we believe of slots, against what the engines say."""
     _children: dict[str, children.Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: dict[str, str] = field(default_factory=dict)
-    _suspected: dict[str, int] = field(default_factory=dict)
-    """Suspicions per engine since its comparison began."""
+
+    def __post_init__(self) -> None:
+        self.learned = LearnedBook(self.settings.state_dir / "engines")
+        self.beliefs = Beliefs(self.lines, self.metrics, self.tasks)
 
     # --- choosing ---------------------------------------------------------------------------------------------------
 
@@ -139,64 +157,6 @@ class Engines:
                 return
             await asyncio.sleep(0.05)
 
-    def suspect(self, engine: Engine, *, was_empty: bool = False) -> None:
-        """A cache hit fell far short of what was predicted, or a connection broke: was the engine restarted unseen?
-
-        `was_empty`: nothing at all was found in a slot that should have held a prefix. An engine that shows no slots
-        can not be asked about the others; they are taken to be empty, too.
-        """
-        if engine.has_slots_endpoint:
-            self._suspected[engine.name] = self._suspected.get(engine.name, 0) + 1
-            if self._suspected[engine.name] == 1:
-                self.tasks.spawn(self._recheck(engine), "reconcile")
-        elif was_empty:
-            self._lost(engine, engine.table.lose_idle())
-
-    async def _recheck(self, engine: Engine) -> None:
-        """Compares until no suspicion has come during the last comparison and the pause after it."""
-        try:
-            seen = 0
-            while seen < self._suspected[engine.name]:
-                seen = self._suspected[engine.name]
-                await self.reconcile(engine)
-                await asyncio.sleep(RECHECK_SECONDS)
-        finally:
-            del self._suspected[engine.name]
-
-    async def is_asleep(self, engine: Engine) -> bool:
-        """Whether it has put its model away, and what lay in its slots with it. Asking does not wake it."""
-        asleep = False
-        with contextlib.suppress(EngineError):
-            asleep = (await engine.client.props()).is_sleeping
-        self._lost(engine, engine.table.lose_idle() if asleep else [])
-        return asleep
-
-    async def reconcile(self, engine: Engine) -> None:
-        """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""
-        if not engine.has_slots_endpoint or engine.props is None or not engine.ready:
-            return
-        before = {
-            s.id: (s.n_tokens, s.last_used) for s in engine.table.slots if s.is_idle and s.n_tokens and s.last_used
-        }
-        try:
-            if await self.is_asleep(engine):
-                return
-            reports = await engine.client.slots()
-        except EngineError:
-            return
-        for report in reports:
-            slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
-            is_known = slot is not None and before.get(report.id) == (slot.n_tokens, slot.last_used)
-            if slot is None or not is_known or not slot.is_idle or report.is_processing:
-                continue
-            real = report.n_prompt_tokens
-            differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
-            if differs and (report.id_task >= 0 or not slot.was_restored):
-                log.warning(
-                    "slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=report.n_prompt_tokens
-                )
-                self._lost(engine, engine.table.correct(slot, report.n_prompt_tokens))
-
     def remember(self, line: Line) -> None:
         """Writes a line's ledger behind, so that it is known after a restart."""
         self.store.put_ledger(line.to_record())
@@ -215,24 +175,21 @@ class Engines:
         self.all.append(engine)
         return engine
 
-    def _lost(self, engine: Engine, lost: list[str]) -> None:
-        for line in filter(None, map(self.lines.get, lost)):
-            line.lost = Cause.ENGINE_RESTART
-        if lost:
-            self.metrics.engine_restarted(engine.name)
-
     # --- children ---------------------------------------------------------------------------------------------------
 
     async def _start_child(self) -> None:
-        spec, chosen = await asyncio.to_thread(with_template, self.settings, child_spec(self.settings))
+        planned, sums = await asyncio.to_thread(child_spec, self.settings, self.learned.restores_windows)
+        spec, chosen = await asyncio.to_thread(with_template, self.settings, planned)
+        tell(sums, spec)
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
         engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
-        engine.slot_dir, engine.can_rewind = self.settings.slots_dir, can_rewind(spec)
-        engine.chosen_template = chosen
+        engine.slot_dir, engine.can_rewind, engine.chosen_template = self.settings.slots_dir, can_rewind(spec), chosen
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
         if (n_bytes := file_bytes_per_token(spec.model)) > 0:
             engine.costs.expect(n_bytes)
-        engine.unified = "--no-kv-unified" not in spec.extra and "-no-kvu" not in spec.extra
+        engine.memory = slot_memory(spec)
+        engine.sleep_seconds = sleep_seconds(spec)
+        engine.unified, engine.plan, engine.spec, engine.build = is_unified(spec), sums, spec, child.build
         self.tasks.spawn(self._keep_child(engine, spec, child), "keep-engine")
 
     async def _keep_child(self, engine: Engine, spec: children.EngineSpec, child: children.Child | None) -> None:
@@ -247,6 +204,7 @@ class Engines:
                     old, engine.client = engine.client, LlamaClient(child.base_url, child.api_key)
                     await old.aclose()
                 self._children[engine.name] = child
+                engine.restart = lambda child=child: self._end(child)
                 await self._until_dead(engine, child)
                 why = child.obituary(has_served=engine.ready)
             except EngineSetupError as error:
@@ -268,6 +226,10 @@ class Engines:
             log.error("engine_ended", engine=engine.name, why=why, again_in_seconds=backoff)
             await asyncio.sleep(backoff)
             backoff = min(LONGEST_BACKOFF, backoff * 2)
+
+    def _end(self, child: children.Child) -> None:
+        """It is started again once it is dead."""
+        self.tasks.spawn(child.stop(GIVEN_UP_SECONDS), "end-engine")
 
     async def _until_dead(self, engine: Engine, child: children.Child) -> None:
         dead = asyncio.create_task(child.wait())
@@ -308,14 +270,22 @@ class Engines:
         props = await engine.client.props()
         engine.adopt(props, slots)
         await engine.read_template(props, clock_advice(self.settings, engine.kind))
+        if engine.template is not None and not engine.files_rewind:
+            engine.opening = await probe_opening(engine.client)
         await self._take_fingerprint(engine, {s.id for s in slots if not s.n_prompt_tokens and not s.is_processing})
+        await learn_ways(self, engine, slots)
         engine.table.watch = lambda: self.on_pressure(engine)
         engine.up()
 
     async def identify(self, engine: Engine) -> None:
         """Tries again to learn a fingerprint that could not be made before, in a slot that is empty by now."""
         slot = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
-        if slot is None or engine.fingerprint is not None or engine.slot_dir is None or await self.is_asleep(engine):
+        if (
+            slot is None
+            or engine.fingerprint is not None
+            or engine.slot_dir is None
+            or await self.beliefs.is_asleep(engine)
+        ):
             return
         if not slot.is_idle or slot.n_tokens:
             return
@@ -329,7 +299,7 @@ class Engines:
     async def _take_fingerprint(self, engine: Engine, empty: set[int]) -> None:
         if engine.slot_dir is None or engine.speculative or not self.settings.persist or not empty:
             return
-        known = self.settings.state_dir / "fingerprints"
+        known = self.settings.state_dir / fingerprint.DIRECTORY
         try:
             if engine.kind == "attached":
                 await fingerprint.check_dir(engine.client, max(empty), engine.slot_dir)
@@ -376,7 +346,10 @@ class Engines:
             found = await attached.inspect(engine.client, spec)
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
             engine.slot_dir = spec.slots if found.can_save else None
-            engine.can_rewind = engine.files_rewind = rewinds(Path(found.props.model_path))
+            facts = memory_facts(Path(found.props.model_path))
+            engine.can_rewind = engine.files_rewind = facts is None or facts.kind == "dense"
+            # Whether it keeps windows whole does not show: what it gives is seen then.
+            engine.memory = kept_memory(facts) if facts is not None and not facts.n_swa else REWINDS
             await self._take_over(engine, has_slots=found.has_slots)
         except EngineStarting:
             engine.why_not, engine.is_loading = "it is loading its model", True

@@ -19,7 +19,7 @@ from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.abandon import Left, abandon, note
 from proxy.api.read import ModelRequest
-from proxy.carry_out import Carried, carry_out, give_back, save
+from proxy.carry_out import Carried, carry_out, give_back, prime, save
 from proxy.compact import Collected, Compaction, ask_aside
 from proxy.engine import Engine
 from proxy.engine_errors import refused, too_long, whatever
@@ -30,7 +30,7 @@ from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import Prepared, keep, prepare
 from proxy.relay import Out, Relay, say_early
-from proxy.rendering import base_body, process_base, render, render_pending
+from proxy.rendering import base_body, base_cuts, render, render_pending
 from proxy.service import Service
 from proxy.settle import Clock, Record, after_answer, fill, judge, signs_of, tell
 from proxy.slots import Grant, NeedsTokens, Slot, Want
@@ -54,8 +54,7 @@ class Exchange:
         job: Job | None = None,
         prepared: Prepared | None = None,
     ) -> None:
-        """`job`: what may outlive its client, if this request is one. `prepared`: a question of ours, beside a
-        client's request."""
+        """`job`: what may outlive its client, if this is one. `prepared`: a question of ours, beside a client's."""
         self.service, self.request, self.out, self.record, self.job = service, request, out, record, job
         self._prepared, self._is_aside = prepared, prepared is not None
         self.clock = Clock()
@@ -128,6 +127,7 @@ class Exchange:
         self.record.repairs, self.record.kind = list(prepared.repairs), prepared.kind
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
         engine.require_ready()
+        await self.service.engines.beliefs.notice_sleep(engine)
         engine.table.require_place(engine.n_requests)
         line = prepared.line or (found.line if found.line is not None and found.is_same_line else None)
         line = line or new_line(r.who, r.prompt, r.first_user, r.kind)
@@ -163,7 +163,7 @@ class Exchange:
         carried = await self._carry_out(engine, grant, want)
         if self.job is not None and not self.request.is_unseen:
             self.job.begin(engine, want.n_prompt - carried.predicted_cache_n)
-        if not engine.files_rewind and carried.action is Action.COLD and not want.fresh:
+        if not engine.files_rewind and carried.action in (Action.COLD, Action.RESTORE, Action.FORK) and not want.fresh:
             await self._cut_base(engine, grant.target, want)
         await self._converse(engine, grant, want, found, carried)
 
@@ -186,7 +186,7 @@ class Exchange:
         want.stem = found.line.id if found.line is not None and found.line is not line else None
         room = engine.table.capacity or engine.n_ctx
         is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
-        want.is_hot = slot is not None and r.door == "chat" and not r.fresh and not is_close
+        want.is_hot = slot is not None and not slot.was_restored and r.door == "chat" and not r.fresh and not is_close
         return want
 
     def _reserve(self, engine: Engine) -> int:
@@ -249,18 +249,26 @@ class Exchange:
             raise
 
     async def _cut_base(self, engine: Engine, slot: Slot, want: Want) -> None:
-        """Keeps the base of a cold prompt: its prefill ends with its client, like any other; its file does not."""
+        """Keeps the base of a new prompt: its prefill ends with its client, like any other; its file does not."""
         # Of a base of thousands of tokens the client would hear nothing for minutes.
         if want.tokens is not None and (tell := getattr(self.request.writer, "progress", None)) is not None:
             tell(want.n_prompt, 0)
+        body = base_body(orjson.dumps(self.request.body))
+        for tokens, is_whole in await self._or_abandon(base_cuts(engine, slot, self.request, want), engine, slot, want):
+            done = await self._or_abandon(prime(engine, slot, tokens, self._primed), engine, slot, want)
+            if done is None:
+                return
+            slot.tenant, slot.line = want.tenant, want.line.id
+            self._base = done if self._base is None else done.after(self._base)
+            await self._to_its_end(save(engine, slot, "base", "base", body if is_whole else None), engine, slot)
+
+    async def _or_abandon(self, work: Coroutine[Any, Any, T], engine: Engine, slot: Slot, want: Want) -> T:
+        """Work in a leased slot that ends with its client; the slot's content is in doubt then."""
         try:
-            self._base = await process_base(engine, slot, self.request, want, self._primed)
+            return await work
         except BaseException:
             self._abandon(engine, slot, want, None)
             raise
-        if self._base is not None:
-            prompt = base_body(orjson.dumps(self.request.body))
-            await self._to_its_end(save(engine, slot, "base", "base", prompt), engine, slot)
 
     async def _primed(self, progress: Progress) -> None:
         """The base of the prompt is being processed; the prompt itself is known to fit (`_render`)."""
@@ -295,7 +303,7 @@ class Exchange:
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
-            self.service.engines.suspect(engine)
+            self.service.engines.beliefs.suspect(engine)
             raise
         finally:
             self.clock.first = relay.first_event
@@ -356,10 +364,10 @@ class Exchange:
         if not self._is_aside:
             self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
         slot.body, slot.base = body, r.prompt.base
-        fill(slot, line, timings, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
+        fill(slot, line, timings, engine.memory, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
             is_effective = verdict.cause is not Cause.RESTORE_INEFFECTIVE
-            judge(self.service.store, engine, carried.snapshot, timings, is_effective=is_effective)
+            judge(self.service.store, carried.snapshot, timings, is_effective=is_effective)
         if verdict.cause is Cause.RESTORE_INEFFECTIVE:
             engine.metrics.restored(engine.name, "ineffective", self.record.kind, seconds=0.0)
         if r.fresh:
@@ -368,7 +376,8 @@ class Exchange:
         else:
             self._advance(line, timings.cache_n + timings.prompt_n)
         if fell_short:
-            self.service.engines.suspect(engine, was_empty=was_empty)
+            self.service.engines.beliefs.suspect(engine, was_empty=was_empty)
+        self.service.engines.learned.note_turn(engine, carried, timings)
         engine.refresh_abilities()
         engine.table.release(slot)
 

@@ -24,6 +24,8 @@ from proxy.store import Store
 
 log = structlog.get_logger(__name__)
 
+DIRECTORY = "fingerprints"
+"""Where known ones lie in the state directory."""
 N_TOKENS = 48
 """Length of the fixed prompt (design.md)."""
 KEPT = 40
@@ -75,6 +77,23 @@ async def take(client: LlamaClient, slot: int, slot_dir: Path, store: Store, kno
             return newest.stem
         data = await _saved(client, slot, slot_dir, store, tokens)
         return await asyncio.to_thread(_identify, data, known_dir)
+    finally:
+        await client.erase_slot(slot)
+
+
+async def is_unchanged(client: LlamaClient, slot: int, slot_dir: Path | None, store: Store, known: str | None) -> bool:
+    """Whether an engine still computes the whole prompt as it did when its fingerprint was taken, in an empty slot that
+    is nobody's; the slot is empty again afterwards. True where there is nothing to compare with.
+
+    Raises EngineError, OSError.
+    """
+    path = store.state_dir / DIRECTORY / f"{known}.bin"
+    if known is None or slot_dir is None or not path.is_file():
+        return True
+    try:
+        tokens = (await client.tokenize(TEXT))[: N_TOKENS * TOKEN_BYTES]
+        data = await _saved(client, slot, slot_dir, store, tokens)
+        return await asyncio.to_thread(_is_same, path, data)
     finally:
         await client.erase_slot(slot)
 

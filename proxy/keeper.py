@@ -39,6 +39,7 @@ class Keeper:
         self._day, self._written = time.time(), 0.0
         self._pressed: set[str] = set()
         self._reconciled: dict[str, float] = {}
+        """When an engine's slots were looked at, by its clock."""
 
     async def run(self) -> None:
         """Rounds of upkeep for every engine that is idle, each engine's apart: a summary may take minutes. Cancelled,
@@ -65,10 +66,8 @@ class Keeper:
     async def _round(self, engine: Engine) -> None:
         if not engine.ready or engine.table.runners() or engine.table.n_waiting:
             return
-        if time.monotonic() - self._reconciled.get(engine.name, 0.0) > RECONCILE_SECONDS:
-            self._reconciled[engine.name] = time.monotonic()
-            await self._service.engines.reconcile(engine)
-            await self._service.engines.identify(engine)
+        await self._service.engines.beliefs.notice_sleep(engine)
+        await self._reconcile(engine)
         if not self._service.stopping and await self._ahead.one(engine):
             return
         await self._render_ahead(engine)
@@ -79,10 +78,20 @@ class Keeper:
         if engine.can_save and not self._service.stopping and not engine.n_requests:
             await self._warmer.one(engine)
 
+    async def _reconcile(self, engine: Engine) -> None:
+        """Once in a while, and only when it was used since: each question keeps an engine from falling asleep."""
+        used, now = max((s.last_used for s in engine.table.slots), default=0.0), engine.clock()
+        looked = self._reconciled.get(engine.name)
+        if looked is not None and (now - looked <= RECONCILE_SECONDS or used <= looked):
+            return
+        self._reconciled[engine.name] = now
+        await self._service.engines.beliefs.reconcile(engine)
+        await self._service.engines.identify(engine)
+
     async def _render_ahead(self, engine: Engine) -> None:
         now = engine.clock()
         due = [s for s in engine.table.slots if not s.is_rendered and now - s.last_used > RENDER_IDLE_SECONDS]
-        if not any(s.is_idle for s in due) or await self._service.engines.is_asleep(engine):
+        if not any(s.is_idle for s in due) or await self._service.engines.beliefs.is_asleep(engine):
             return
         for slot in due:
             if slot.is_idle:
@@ -94,8 +103,9 @@ class Keeper:
         if time.time() - self._day > DAY:
             self._day, self._written = time.time(), 0.0
         a, per_token = engine.table.abilities, engine.costs.bytes_per_token
-        found = next_save(self._idle(engine), a.save_cost, DAILY_BYTES - self._written, per_token)
-        if found is None or await self._service.engines.is_asleep(engine):
+        left = DAILY_BYTES - self._written
+        found = next_save(self._idle(engine), a.save_cost, left, per_token, sleep_seconds=engine.sleep_seconds)
+        if found is None or await self._service.engines.beliefs.is_asleep(engine):
             return
         slot = engine.table.slots[found]
         await render_slot(engine, slot)
@@ -135,9 +145,9 @@ class Keeper:
 
     async def _base_one(self, engine: Engine) -> None:
         """Copies a slot through its file into an empty one, cuts it at the base's end there, and saves that."""
-        found = next_base(self._idle(engine))
+        found = next_base(self._idle(engine), sleep_seconds=engine.sleep_seconds)
         target = next((s for s in engine.table.slots if s.is_idle and not s.n_tokens), None)
-        if found is None or target is None or await self._service.engines.is_asleep(engine):
+        if found is None or target is None or await self._service.engines.beliefs.is_asleep(engine):
             return
         slot = engine.table.slots[found]
         if slot.body is None or slot.tenant is None:
@@ -226,7 +236,7 @@ class Keeper:
             log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
 
     async def _save_engine(self, engine: Engine) -> None:
-        if not engine.ready or not engine.can_save or await self._service.engines.is_asleep(engine):
+        if not engine.ready or not engine.can_save or await self._service.engines.beliefs.is_asleep(engine):
             return
         for number in exit_order(self._idle(engine)):
             slot = engine.table.slots[number]

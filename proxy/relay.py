@@ -17,7 +17,7 @@ from llamacpp.wire import Asked, Decoder, Json, Kind, is_unasked
 from policies.placeholders import Resolver
 from proxy.keep_alive import KeepAlive, silent
 from proxy.ledger import MOST_REPLY_BYTES
-from proxy.slots import Runner
+from proxy.runner import Runner
 
 if TYPE_CHECKING:
     from proxy.api.dialect import Writer

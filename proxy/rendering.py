@@ -4,7 +4,7 @@ compared with, and for bases. Everything here fails open: without tokens a promp
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +12,6 @@ import orjson
 import structlog
 
 from llamacpp.errors import EngineError
-from llamacpp.reports import Progress, Timings
 from policies.prefix import common_prefix, n_tokens
 from policies.slot_state import SlotState
 from proxy.api.read import LEADING, RENDERING, ModelRequest
@@ -116,31 +115,33 @@ async def base_tokens(engine: Engine, tenant: str, base: bytes, body: bytes) -> 
     return engine.bases[key]
 
 
-async def process_base(
-    engine: Engine,
-    slot: Slot,
-    request: ModelRequest,
-    want: Want,
-    tell: Callable[[Progress], Awaitable[None]] | None = None,
-) -> Timings | None:
-    """Processes the base alone in a leased, cold slot, to be kept where memory cannot be cut back to it later.
+async def base_cuts(engine: Engine, slot: Slot, request: ModelRequest, want: Want) -> list[tuple[bytes, bool]]:
+    """Packed prefixes of a prompt that are to be processed one by one in its leased slot and kept, shortest first,
+    and whether each is its whole base: where memory cannot be cut back to them later.
 
-    The base would be processed next anyway: the price is the file and 1-4 tokens (llama-server.md, "Slot files").
-    Cancelling it leaves the slot's content in doubt. None when there is nothing to keep. `tell` hears of its progress.
+    They are its base, and what another base shares with it: that is where the next such base will go on. Each would be
+    processed anyway: the price is the file and 1-4 tokens (llama-server.md, "Slot files").
     """
     if request.door != "chat" or not engine.can_save or want.tokens is None:
-        return None
+        return []
     base = await base_tokens(engine, want.tenant, request.prompt.base, orjson.dumps(request.body))
-    size = n_tokens(base)
-    if size < BASE_AT_LEAST or common_prefix(base, want.tokens) < size or has_base(engine, want.tenant, base):
-        return None
-    try:
-        timings = await engine.client.prime(slot.id, base, tell)
-    except EngineError as error:
-        log.warning("base_not_cut", engine=engine.name, slot=slot.id, error=str(error))
-        return None
-    slot.tokens, slot.n_tokens, slot.tenant, slot.line = base, size, want.tenant, want.line.id
-    return timings
+    size, held = n_tokens(base), n_tokens(slot.tokens) if slot.was_restored else 0
+    if size < BASE_AT_LEAST or common_prefix(base, want.tokens) < size or held >= size:
+        return []
+    shared = max((n for n in _shared(engine, slot, want.tenant, base) if n < size), default=0)
+    is_apart = size - shared >= BASE_AT_LEAST
+    cuts = [n for n, is_worth in ((shared, is_apart), (size, True)) if is_worth and n - held >= BASE_AT_LEAST]
+    cost = engine.table.abilities.save_cost
+    kept = [base[: 4 * n] for n in cuts if cost * n < n - held]
+    return [(tokens, n_tokens(tokens) == size) for tokens in kept if not has_base(engine, want.tenant, tokens)]
+
+
+def _shared(engine: Engine, slot: Slot, tenant: str, base: bytes) -> Iterator[int]:
+    """Tokens that other slots and snapshots of a tenant share with a base."""
+    yield from (common_prefix(s.tokens, base) for s in engine.table.slots if s is not slot and s.tenant == tenant)
+    if engine.fingerprint is not None:
+        found = engine.store.candidates(tenant, engine.fingerprint)
+        yield from (common_prefix(engine.store.tokens(s), base) for s in found)
 
 
 def base_body(body: bytes) -> bytes:

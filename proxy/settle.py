@@ -11,6 +11,7 @@ import orjson
 from llamacpp.reports import Timings
 from policies.append_only import diff_kinds, normal
 from policies.causes import Turn, Verdict, explain
+from policies.checkpoints import Memory, after_prompt
 from policies.types import Action, Match
 from proxy.engine import Engine
 from proxy.errors import Dialect, Outcome
@@ -183,20 +184,20 @@ def tell(metrics: Metrics, record: Record, clock: Clock) -> None:
             metrics.first_token(r.engine, r.kind, clock.first - clock.start)
 
 
-def judge(store: Store, engine: Engine, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
+def judge(store: Store, snapshot: Snapshot, timings: Timings, *, is_effective: bool) -> None:
     """What a restore was worth. A file that ends with the prompt may be useless for this prompt alone, where the
-    engine cannot go back by a token: the next turn extends it."""
+    engine cannot go back by a token (Learned.steps_back): the next turn extends it."""
     if snapshot.n_tokens < timings.cache_n + timings.prompt_n:
         store.mark_effective(snapshot.id, is_effective)
-    elif not engine.files_rewind and timings.cache_n == 0:
-        engine.files_step_back = False
 
 
 CHECKPOINT_AT_LEAST = 8
 """Processed tokens behind which a checkpoint lies: it is made 4 tokens before a prompt's end (llama-server.md)."""
 
 
-def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_guest: bool, now: float) -> None:
+def fill(
+    slot: Slot, line: Line, timings: Timings, memory: Memory, *, tokens: bytes | None, is_guest: bool, now: float
+) -> None:
     """What the slot holds after a complete answer: the prompt and all generated tokens but the last.
 
     The last sampled token is never decoded (server-context.cpp, update_slots): it has no cell.
@@ -205,6 +206,7 @@ def fill(slot: Slot, line: Line, timings: Timings, *, tokens: bytes | None, is_g
     if slot.line == line.id and slot.n_prompt is not None and slot.n_tokens > slot.n_prompt:
         slot.replies_return = timings.cache_n >= slot.n_tokens
     slot.boundary = n_prompt if timings.prompt_n >= CHECKPOINT_AT_LEAST else None
+    slot.checkpoints = after_prompt(memory, slot.checkpoints, timings.cache_n, n_prompt)
     slot.n_tokens = n_prompt + max(0, timings.predicted_n - 1)
     slot.tokens = tokens if tokens is not None else slot.tokens[: 4 * timings.cache_n]
     slot.is_rendered = tokens is not None or slot.body is None

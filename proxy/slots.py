@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from policies.checkpoints import Checkpoints
 from policies.placement import place
 from policies.prefix import common_prefix, n_tokens
 from policies.queue import MAX_BYPASSED, Waiting, order
@@ -17,30 +18,7 @@ from policies.slot_state import SlotEvent, SlotState, is_free_to_lease, step
 from policies.types import Abilities, Action, Match, Place, Question, SlotFacts, SnapshotFacts
 from proxy.errors import Busy, WaitedTooLong
 from proxy.lines import Line
-
-
-@dataclass(slots=True, eq=False)
-class Runner:
-    """A request that runs or is about to: what it may still put into the pool. `order` grows with each admission."""
-
-    order: int
-    n_prompt: int
-    reserve: int
-    stop: Callable[[], None]
-    n_decoded: int = 0
-    first_token: float = 0.0
-    stopped: bool = False
-    watch: Callable[[], None] = lambda: None
-
-    def grew(self) -> None:
-        """More was generated; beyond the reserve the pool has to be watched."""
-        if self.n_decoded > self.reserve:
-            self.watch()
-
-    @property
-    def need(self) -> int:
-        """Cells that it holds or may claim."""
-        return self.n_prompt + max(self.reserve, self.n_decoded)
+from proxy.runner import Runner
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +51,8 @@ class Slot:
     """Id of the snapshot that holds the first `saved` tokens."""
     rigid: int = 0
     """Its first tokens that can only be kept together (policies/types.SlotFacts)."""
+    checkpoints: Checkpoints = ()
+    """Where the engine can go back to (policies/checkpoints)."""
     was_restored: bool = False
     """Its content came from a file and no request has run on it since: GET /slots does not count it."""
     is_purged: bool = False
@@ -95,7 +75,7 @@ class Slot:
         """Its content is gone."""
         self.line = self.tenant = self.body = self.snapshot = self.n_left = None
         self.is_rendered, self.n_prompt, self.boundary, self.replies_return = True, None, None, False
-        self.n_tokens = self.saved = self.rigid = 0
+        self.n_tokens, self.saved, self.rigid, self.checkpoints = 0, 0, 0, ()
         self.tokens, self.was_restored, self.is_purged = b"", False, False
 
     def clear_owner(self) -> None:
@@ -255,6 +235,7 @@ class SlotTable:
             last_used=slot.last_used,
             prompt=slot.n_prompt,
             rigid=slot.rigid,
+            checkpoints=slot.checkpoints,
             settling=slot.state is SlotState.UNKNOWN,
         )
 

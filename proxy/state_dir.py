@@ -25,6 +25,7 @@ OUR_ENTRIES = {
     "lock",
     "template.jinja",
     "disk_budget",
+    "engines",
 }
 
 

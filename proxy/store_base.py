@@ -102,8 +102,33 @@ class StoreBase:
         return tokens or b""
 
     async def verify(self, snapshot: Snapshot) -> bool:
-        """Whether it may be restored: known, and its file has the size and tokens that were recorded. Else it goes."""
-        return self._is_good(snapshot)
+        """Whether it may be restored: known, and its file has the size, tokens and checksum that were recorded. Else it
+        goes. The checksum is computed once per file, and again when the file has changed since."""
+        if not self._is_good(snapshot):
+            return False
+        current, signature = self._index.get(snapshot.id), store_files.signature(snapshot.path)
+        if current is None or signature is None:
+            return False
+        if self._index.signatures.get(current.id) == signature:
+            return True
+        try:
+            found = await asyncio.to_thread(store_files.checksum, current.path)
+        except OSError as err:
+            log.warning("snapshot_unreadable", id=current.id, error=str(err))
+            return False
+        return self._is_checked(current, found, signature)
+
+    def _is_checked(self, snapshot: Snapshot, checksum: str, signature: store_files.Signature) -> bool:
+        if self._index.get(snapshot.id) is not snapshot:  # replaced or removed meanwhile
+            return False
+        if snapshot.checksum and snapshot.checksum != checksum:
+            self._drop_bad(snapshot)
+            return False
+        if not snapshot.checksum and (changed := self._index.change(snapshot.id, checksum=checksum)) is not None:
+            row = self._row(changed)
+            self._spawn(self._record(lambda db: db.put_snapshots([row])))
+        self._index.signatures[snapshot.id] = signature
+        return True
 
     def _is_good(self, snapshot: Snapshot) -> bool:
         # 4 bytes a token read on the loop, not behind a file that is being synced: a restore stops the engine for
@@ -123,10 +148,15 @@ class StoreBase:
         return True
 
     def _drop_bad(self, snapshot: Snapshot) -> None:
-        log.warning("snapshot_dropped", id=snapshot.id, file=snapshot.file, why="missing, cut off, or of other tokens")
+        log.warning(
+            "snapshot_dropped", id=snapshot.id, file=snapshot.file, why="missing, cut off, changed, or of other tokens"
+        )
         self.counters["dropped"] += 1
         self._index.drop(snapshot.id)
-        task = asyncio.ensure_future(self._alone(self._delete_unless_known([snapshot])))
+        self._spawn(self._delete_unless_known([snapshot]))
+
+    def _spawn(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(self._alone(change))
         self._tasks.add(task)
         task.add_done_callback(self._settled)
 

@@ -17,7 +17,7 @@ from proxy.errors import StoreError
 from proxy.state_dir import PRIVATE_FILE, explain_os_error
 from proxy.store_types import Row, Snapshot
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 COMPANIONS = ("", "-wal", "-shm")  # the files that SQLite keeps beside a database in WAL mode
 BUSY_TIMEOUT_SECONDS = 2.0  # a person's `sqlite3 state.db` may read beside us; the flock keeps other proxies out
 
@@ -39,6 +39,9 @@ CREATE TABLE layouts (seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NUL
 _SCHEMA_3 = """
 CREATE TABLE prompts (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
+_SCHEMA_4 = "ALTER TABLE snapshots ADD COLUMN checksum TEXT NOT NULL DEFAULT '';"
+_STEPS = (_SCHEMA, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4)
+"""From each version to the next."""
 MOST_TEXT_BYTES = 1024**3
 """Messages of all ledgers; beyond it the lines used longest ago lose theirs (their prompts then come as sent)."""
 MOST_TENANTS = 1000
@@ -119,7 +122,7 @@ class StateDb:
         self._db.execute("PRAGMA synchronous=NORMAL")  # WAL: a power cut may lose the last commits, never the file
         self._db.execute("PRAGMA secure_delete=ON")  # what a person had deleted must not stay in free pages
         if version < SCHEMA_VERSION:
-            self._create("".join((_SCHEMA, _SCHEMA_2, _SCHEMA_3)[version:]))
+            self._create("".join(_STEPS[version:]))
 
     def _create(self, tables: str) -> None:
         # one transaction, so that a process killed in between leaves the old version and none of the tables

@@ -9,6 +9,7 @@ from typing import Any
 
 from policies.retention import LineItem, Room, StoredItem, make_room
 from proxy.errors import StoreError
+from proxy.store_files import Signature
 from proxy.store_types import Snapshot
 
 TOKENS_CACHE_BYTES = 32 * 2**20  # 8 Mi tokens: more than 20 GiB of any model's KV but the tiniest
@@ -23,6 +24,8 @@ class SnapshotIndex:
         self.active: set[Path] = set()
         self.temps: dict[str, int] = {}
         self.holds: Counter[str] = Counter()
+        self.signatures: dict[str, Signature] = {}
+        """Of files whose checksum was right when they looked like this."""
         self._by_id: dict[str, Snapshot] = {}
         self._by_owner: dict[tuple[str, str], dict[str, Snapshot]] = {}
         self._tokens: OrderedDict[str, bytes] = OrderedDict()
@@ -62,6 +65,7 @@ class SnapshotIndex:
         if not self._by_owner[owner]:
             del self._by_owner[owner]
         self._cached -= len(self._tokens.pop(id_, b""))
+        self.signatures.pop(id_, None)
         return snapshot
 
     def change(self, id_: str, **fields: Any) -> Snapshot | None:

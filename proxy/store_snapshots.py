@@ -12,7 +12,7 @@ from secrets import token_hex
 from policies.retention import superseded
 from proxy import store_files
 from proxy.errors import StoreError
-from proxy.state_dir import StateDirLock, ensure_private_dir
+from proxy.state_dir import StateDirLock, ensure_private_dir, explain_os_error
 from proxy.store_base import StoreBase
 from proxy.store_files import Expected, Scan
 from proxy.store_index import line_item
@@ -148,24 +148,30 @@ class SnapshotStore(StoreBase):
                 raise StoreError(f"The slot file {temp} was not asked for, or was cancelled meanwhile; it was deleted.")
             if draft.dir not in self._index.active:
                 raise StoreError(f"{draft.dir} is not a directory in use for snapshots: add it first.")
-            snapshot, tokens = await self._writer.run(lambda _: self._put_file(draft.dir / temp, draft, expected))
+            published = await self._writer.run(lambda _: self._put_file(draft.dir / temp, draft, expected))
         except BaseException:
             await self._writer.run(lambda _: _is_temp(temp) and store_files.delete(draft.dir / temp))
             raise
         finally:
             self._index.temps.pop(temp, None)
+        snapshot, tokens, signature = published
         self._index.put(snapshot, tokens)
+        if signature is not None:
+            self._index.signatures[snapshot.id] = signature
         self.counters["published"] += 1
         if supersede:
             await self._supersede(snapshot, tokens)
         await self._evict(self._index.room(0, keep=snapshot.id).evict)
         return snapshot
 
-    def _put_file(self, temp: Path, draft: Snapshot, expected: Expected) -> tuple[Snapshot, bytes]:
+    def _put_file(
+        self, temp: Path, draft: Snapshot, expected: Expected
+    ) -> tuple[Snapshot, bytes, store_files.Signature | None]:
         header = store_files.check_temp(temp, expected)
         file = snapshot_name(draft.fingerprint, draft.tenant, header.tokens)
         id_ = snapshot_id(stored_dir(draft.dir, self.state_dir), file)
         snapshot = replace(draft, id=id_, file=file, n_tokens=header.n_tokens, bytes=header.size_bytes)
+        snapshot = replace(snapshot, checksum=_checksum(temp))
         old = self._index.get(id_)
         if old:  # the same tokens in the same place: what people and restores said of it still holds
             kind: Kind = "base" if "base" in (old.kind, draft.kind) else "line"
@@ -177,7 +183,7 @@ class SnapshotStore(StoreBase):
             if not old or old.bytes != snapshot.bytes:  # else the old record is still true of the new file
                 store_files.delete(snapshot.path)
             raise
-        return snapshot, header.tokens
+        return snapshot, header.tokens, store_files.signature(snapshot.path)
 
     async def _supersede(self, new: Snapshot, tokens: bytes) -> None:
         others = [line_item(s, self.tokens(s)) for s in self._index.shorter_of_line(new)]
@@ -266,6 +272,13 @@ class SnapshotStore(StoreBase):
 
     def _resolved(self, path: Path) -> Path:
         return path if path in self._index.active else path.resolve()
+
+
+def _checksum(path: Path) -> str:
+    try:
+        return store_files.checksum(path)
+    except OSError as err:
+        raise StoreError(f"Cannot read the slot file just saved: {explain_os_error(err, path)}.") from err
 
 
 def _is_temp(name: str) -> bool:

@@ -43,6 +43,8 @@ class Snapshot:
     pinned: bool = False
     effective: bool | None = None
     reason: str = ""
+    checksum: str = ""
+    """xxh3-64 of the whole file, 16 hex digits; empty: recorded by an earlier version, and not needed yet."""
 
     @property
     def path(self) -> Path:

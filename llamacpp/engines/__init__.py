@@ -26,7 +26,7 @@ from llamacpp.engines.model_file import check_model
 from llamacpp.engines.process import OnLine, Process
 from llamacpp.errors import EngineSetupError
 
-__all__ = ["Child", "EngineSpec", "UsageError", "choose", "refuse_reserved", "start"]
+__all__ = ["Child", "EngineSpec", "UsageError", "build_of", "choose", "refuse_reserved", "start"]
 
 
 class Child:
@@ -117,6 +117,11 @@ def choose(spec: EngineSpec, built: tuple[Path, ...] = ()) -> binary.Binary | No
     )
 
 
+def build_of(found: binary.Binary) -> str:
+    """How a binary's build is called."""
+    return f"llama-server {found.version}"
+
+
 async def start(
     spec: EngineSpec, *, state_dir: Path, on_line: OnLine | None = None, built: tuple[Path, ...] = ()
 ) -> Child:
@@ -138,7 +143,7 @@ async def start(
         kind, build, stdin = "embedded", embedded.build_name(), json.dumps(params_for_embedded(spec, port)).encode()
         program, environment = embedded.command(sys.executable), embedded.environment(environment)
     else:
-        kind, build, stdin = "binary", f"llama-server {found.version}", None
+        kind, build, stdin = "binary", build_of(found), None
         program = [str(found.path.absolute()), *argv_for_binary(spec, found.help_text, port)]
     run = process.spawn(program, environment=environment, stdin=stdin, log_file=spec.log_file, on_line=on_line)
     pid_file = leftovers.record(state_dir, run.pid, port)

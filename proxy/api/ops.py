@@ -16,6 +16,7 @@ from policies.slot_state import SlotState
 from proxy import __version__, errors
 from proxy.api.door import path_of
 from proxy.api.warm import WarmDoor
+from proxy.doctor import DoctorDesk
 from proxy.engine import Engine
 from proxy.errors import Forbidden, NotFound, SlotkeeperError, StoreError
 from proxy.explain import ExplainDesk
@@ -185,9 +186,16 @@ def control_app(service: Service) -> Starlette:
     async def explained_one(request: Request) -> Response:
         return Response(orjson.dumps({"requests": [await explain.told(_named(service, request.path_params["id"]))]}))
 
+    doctor = DoctorDesk(service.engines)
+
+    async def examined(request: Request) -> Response:
+        wants = {name: request.query_params.get(name) == "1" for name in ("probe", "determinism")}
+        return Response(orjson.dumps(await doctor.told(**wants)), media_type="application/json")
+
     return Starlette(
         routes=[
             Route("/warm", WarmDoor(service), methods=["POST"]),
+            Route("/doctor", examined, methods=["POST"]),
             Route("/explain", explained),
             Route("/explain/{id}", explained_one),
             Route("/snapshots", listed),

@@ -83,7 +83,7 @@ class Passthrough:
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
         engine = self._engine(request, raw)
         answer = await self._ask(engine, request, raw)
-        self._service.engines.suspect(engine)
+        self._service.engines.beliefs.suspect(engine)
         return _response(answer)
 
     async def models(self, request: Request) -> Response:

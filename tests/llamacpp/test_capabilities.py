@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llamacpp.capabilities import TemplateFacts, probe_printed, probe_template
+from llamacpp.capabilities import TemplateFacts, probe_opening, probe_printed, probe_template
 from llamacpp.client import LlamaClient
 from llamacpp.errors import EngineRefused, EngineStarting, EngineUnreachable
 from policies.system_text import fold
@@ -222,3 +222,23 @@ async def test_what_a_template_prints_by_itself() -> None:
     found = {(False, False): bare, (False, True): bare, (True, False): rest, (True, True): rest}
     assert await probe_printed(ToyTemplate(rule), ["[[a]]", "[[b]]"]) == found
     assert set((await probe_printed(ToyTemplate(refuse), ["[[a]]"])).values()) == {bare}
+
+
+class Opening(ToyTemplate):
+    """Opens the model's turn with `text`; a token a character."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(keep)
+        self.text = text
+
+    async def apply_template(self, body: bytes) -> str:
+        return await super().apply_template(body) + "<assistant>" + self.text
+
+    async def tokenize(self, text: str, *, add_special: bool = False) -> bytes:
+        return text.encode("utf-32-le")
+
+
+@pytest.mark.parametrize(("text", "opening"), [("", 0), ("<think>", 7)])
+async def test_what_a_turn_is_opened_with(text: str, opening: int) -> None:
+    """What the next prompt does not have in that place."""
+    assert await probe_opening(Opening(text)) == opening

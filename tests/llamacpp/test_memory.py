@@ -8,7 +8,14 @@ import pytest
 
 from llamacpp import memory
 from llamacpp.gguf import read_header
-from llamacpp.memory import MemoryFacts, kv_bytes_per_token, slot_file_bytes
+from llamacpp.memory import (
+    MemoryFacts,
+    cache_bytes,
+    checkpoint_bytes,
+    end_checkpoints,
+    kv_bytes_per_token,
+    slot_file_bytes,
+)
 from tests.fakes.gguf_bytes import Setting, gguf_file
 
 
@@ -29,12 +36,12 @@ TINY: dict[str, Setting] = {
 
 
 def test_dense_tiny_costs_what_its_slot_file_shows(tmp_path: Path) -> None:
-    """748 tokens of the dense tiny model: 778,068 bytes on build A (llama-server.md), 1,040 a token and a header."""
+    """748 tokens of the dense tiny model: 778,068 bytes (llama-server.md), 1,040 a token and a header."""
     facts = facts_of(tmp_path, "llama", **TINY)
     assert (facts.kind, facts.n_layers_kv, facts.n_ctx_train, facts.can_rewind) == ("dense", 4, 131072, True)
     assert kv_bytes_per_token(facts) == 1024
-    assert slot_file_bytes(facts, 748) == 748 * 1040
-    assert 778_068 - slot_file_bytes(facts, 748) < 500
+    assert slot_file_bytes(facts, 748) == 778_068
+    assert (checkpoint_bytes(facts), end_checkpoints(facts, 748)) == (0, [])
 
 
 def test_sliding_window_counts_only_full_layers(tmp_path: Path) -> None:
@@ -45,6 +52,27 @@ def test_sliding_window_counts_only_full_layers(tmp_path: Path) -> None:
     assert kv_bytes_per_token(facts, swa_full=True) == 12 * 256
     grown = slot_file_bytes(facts, 1129) - slot_file_bytes(facts, 129)
     assert grown == 1000 * (2 * 256 + 12 + 4)
+
+
+def test_caches_of_windows(tmp_path: Path) -> None:
+    """A window for each slot and one batch, padded; all tokens with --swa-full; split slots have one each."""
+    facts = facts_of(tmp_path, "gemma3", **{**TINY, "block_count": 12}, attention__sliding_window=128)
+    assert cache_bytes(facts, 32768, 4) == 2 * 256 * 32768 + 10 * 256 * 1024
+    assert cache_bytes(facts, 32768, 4, swa_full=True) == 12 * 256 * 32768
+    assert cache_bytes(facts, 32768, 4, unified=False) == 2 * 256 * 32768 + 10 * 256 * 4 * 768
+    assert cache_bytes(facts, 100, 1) == 12 * 256 * 256
+    assert checkpoint_bytes(facts) == 128 * (10 * 256 + 12) + 24 + 20 * 12 + 48
+    assert end_checkpoints(facts, 1000) == [484, 996]
+    assert end_checkpoints(facts, 1000, swa_full=True) == []
+
+
+def test_state_of_every_slot(tmp_path: Path) -> None:
+    """Recurrent layers cost by slots, not by tokens."""
+    keys = {**TINY, "attention__head_count_kv": [0, 2, 0, 2]}
+    facts = facts_of(tmp_path, "lfm2", **keys, shortconv__l_cache=3)
+    assert cache_bytes(facts, 1024, 3) == 512 * 1024 + 3 * 2048
+    assert checkpoint_bytes(facts) == 2048 + 20 + 48 + 48
+    assert end_checkpoints(facts, 100, swa_full=True) == [96]
 
 
 def test_window_of_an_architecture_that_names_its_layers(tmp_path: Path) -> None:

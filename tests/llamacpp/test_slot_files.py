@@ -143,7 +143,7 @@ async def check_files(live_engine: StartEngine, model: Path) -> None:
     size = (await saved(engine, 0, long)).stat().st_size
     assert is_whole(engine.slot_dir / "slot-0.bin")
     if facts.kind == "dense":
-        assert 0 < size - memory.slot_file_bytes(facts, 1200) < 1000
+        assert abs(size - memory.slot_file_bytes(facts, 1200)) < 100
     else:  # checkpoints may lie behind it
         assert size / memory.slot_file_bytes(facts, 1200) > 0.9
 

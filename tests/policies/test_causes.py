@@ -84,6 +84,8 @@ def test_an_edited_history() -> None:
     assert miss(match=Match.EDITED, can_rewind=False) is Cause.HISTORY_EDITED
     assert miss(match=Match.EDITED, predicted_cache_n=1000) is Cause.HISTORY_EDITED
     assert miss(match=Match.EDITED, predicted_cache_n=1000, can_rewind=False) is Cause.CHECKPOINT_MISSING
+    assert miss(match=Match.EDITED, shared=1000, can_rewind=False) is Cause.CHECKPOINT_MISSING
+    assert miss(match=Match.EDITED, shared=120, can_rewind=False) is Cause.HISTORY_EDITED
 
 
 def test_a_new_line() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from policies.checkpoints import REWINDS, Memory, reused
 from policies.placement import GUEST_AT_MOST, SAVE_AT_LEAST, SMALL_TAIL, WAIT_WORTH, _choices, is_worth_saving, place
 from policies.types import Abilities, Action, Place, Question, SlotFacts, SnapshotFacts
 
@@ -20,9 +21,11 @@ ABILITIES = st.builds(
     restore=OFTEN,
     rewind=OFTEN,
     rewind_files=OFTEN,
+    memory=st.sampled_from([Memory(), Memory(window=128), Memory(recurrent=True)]),
+    file_checkpoints=st.booleans(),
     save_cost=st.sampled_from([0.05, 0.0, 0.9, 3.0]),
     restore_cost=st.sampled_from([0.02, 0.0, 2.0]),
-)
+).map(lambda a: a if a.memory.rewinds else replace(a, rewind=False, rewind_files=False))
 
 
 @st.composite
@@ -44,6 +47,7 @@ def slots(draw: st.DrawFn, number: int, n_prompt: int) -> SlotFacts:
         settling=not idle and draw(st.booleans()),
         prompt=draw(st.none() | part),
         rigid=draw(st.just(0) | st.just(0) | part),
+        checkpoints=(tokens // 3, tokens - 4) if tokens > 8 and draw(SELDOM) else (),
     )
 
 
@@ -110,7 +114,7 @@ def claim(q: Question, p: Place) -> int:
     """Cells that the target may come to hold: prompt and reserve, or more where more is moved into it."""
     moved = slot_of(q, p.slot).tokens if p.action in IN_PLACE else 0
     if p.source is not None:
-        moved = slot_of(q, p.source).tokens
+        moved = p.cut or slot_of(q, p.source).tokens
     if p.snapshot is not None:
         moved = next(s.tokens for s in q.snapshots if s.id == p.snapshot)
     assert q.capacity is not None
@@ -183,13 +187,14 @@ def test_no_more_is_promised_than_the_source_shares(q: Question) -> None:
         shared = slot_of(q, p.source).common
     elif p.snapshot is not None:
         shared = next(s.common for s in q.snapshots if s.id == p.snapshot)
-    assert p.predicted_cache_n == min(shared, q.n_prompt - 1)
+    most = min(shared, q.n_prompt - 1)
+    assert p.predicted_cache_n == most or (not q.abilities.memory.rewinds and p.predicted_cache_n < most)
 
 
 @given(questions())
 def test_where_memory_cannot_be_rewound_only_whole_contents_are_reused(q: Question) -> None:
     """But for the line's own slot, of which the engine keeps checkpoints. And nobody can be a guest there."""
-    q = replace(q, abilities=replace(q.abilities, rewind=False))
+    q = replace(q, abilities=replace(q.abilities, rewind=False, memory=REWINDS))
     p, target = placed(q)
     assert p.action is not Action.GUEST
     if p.action is Action.CONTINUE:
@@ -198,8 +203,8 @@ def test_where_memory_cannot_be_rewound_only_whole_contents_are_reused(q: Questi
 
 
 def assert_files_are_whole(q: Question, p: Place) -> None:
-    """Whatever is loaded from a file is a prefix of the prompt to its last token."""
-    if p.source is not None:
+    """Whatever is loaded from a file is a prefix of the prompt to its last token; a copy may be cut to be one."""
+    if p.source is not None and not p.cut:
         assert slot_of(q, p.source).common == slot_of(q, p.source).tokens
     if p.snapshot is not None:
         assert all(s.common == s.tokens for s in q.snapshots if s.id == p.snapshot)
@@ -208,8 +213,11 @@ def assert_files_are_whole(q: Question, p: Place) -> None:
 @given(questions())
 def test_where_files_cannot_be_rewound_they_are_reused_whole(q: Question) -> None:
     """Nor is a slot cut back into what a file brought."""
-    q = replace(q, abilities=replace(q.abilities, rewind_files=False))
+    q = replace(q, abilities=replace(q.abilities, rewind_files=False, memory=REWINDS))
     p, target = placed(q)
+    if p.cut:
+        source = slot_of(q, p.source if p.source is not None else -1)
+        assert q.abilities.rewind and source.rigid <= p.cut == p.predicted_cache_n <= source.common
     if p.action in IN_PLACE and not target.mine:
         assert target.common >= target.rigid
     assert_files_are_whole(q, p)
@@ -239,6 +247,7 @@ def test_files_are_moved_only_by_engines_that_can(q: Question) -> None:
 @given(questions(own_idle=True))
 def test_a_line_continues_in_its_idle_slot(q: Question) -> None:
     own = next(s for s in q.slots if s.mine)
+    assume(own.common >= own.rigid or not q.abilities.rewind)
     decision = place(q)
     if isinstance(decision, Place):
         assert (decision.slot, decision.action) == (own.id, Action.CONTINUE)
@@ -268,7 +277,11 @@ def test_what_is_worth_a_file_is_saved_before_it_is_lost(q: Question) -> None:
     p, target = placed(q)
     assert all(e.save == is_worth_saving(q, slot_of(q, e.slot)) for e in p.evictions)
     own_end = p.action is Action.CONTINUE and target.mine
-    kept = target.common if p.action in IN_PLACE and q.abilities.rewind and target.common >= target.rigid else 0
+    kept = 0
+    if p.action in IN_PLACE and q.abilities.rewind:
+        kept = target.common if target.common >= target.rigid else 0
+    elif p.action in IN_PLACE and not q.abilities.memory.rewinds:
+        kept = p.predicted_cache_n
     if not own_end and target.tokens - kept > SMALL_TAIL:
         assert p.save_first == is_worth_saving(q, target)
 
@@ -337,7 +350,7 @@ def test_one_more_snapshot_never_makes_things_worse(q: Question, size: int, data
 def test_a_snapshot_of_the_whole_prompt_that_costs_nothing_is_used(q: Question) -> None:
     """Whatever else there is, no more than its last token is processed."""
     assume(not q.fresh and not q.extends and q.n_prompt > SAVE_AT_LEAST)
-    free = replace(q.abilities, restore=True, restore_cost=0.0)
+    free = replace(q.abilities, restore=True, restore_cost=0.0, memory=REWINDS)
     q = replace(q, abilities=free, snapshots=(SnapshotFacts("whole", q.n_prompt, q.n_prompt),))
     q = replace(q, slots=(*q.slots, SlotFacts(len(q.slots), 0)), capacity=None)
     p, _ = placed(q)
@@ -358,7 +371,13 @@ def test_waiting_for_the_lines_own_slot_has_to_pay(q: Question) -> None:
     """While the own slot is busy the line runs elsewhere, unless that costs WAIT_WORTH tokens more."""
     own = next(s for s in q.slots if s.mine)
     decision = place(q)
-    reusable = min(own.common, q.n_prompt - 1) if q.abilities.rewind or own.common == own.tokens else 0
+    reusable = min(own.common, q.n_prompt - 1) if own.common == own.tokens else 0
+    if q.abilities.rewind:
+        reusable = min(own.common, q.n_prompt - 1) if own.common >= own.rigid else 0
+    elif not q.abilities.memory.rewinds:
+        from_file = own.tokens == own.rigid
+        kept = own.checkpoints
+        reusable = reused(q.abilities.memory, own.tokens, own.common, q.n_prompt, kept, from_file=from_file)
     if isinstance(decision, Place):
         assert not own.settling
         assert reusable - decision.predicted_cache_n < WAIT_WORTH

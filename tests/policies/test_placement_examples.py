@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies.checkpoints import Memory
 from policies.placement import GUEST_AT_MOST, WAIT_WORTH, place
 from policies.types import Abilities, Action, Eviction, Place, Question, SlotFacts, SnapshotFacts, Wait
 
@@ -276,3 +277,53 @@ def test_a_prompt_that_ends_with_a_file() -> None:
     cannot = replace(q, abilities=replace(q.abilities, step_back_files=False))
     assert (go(cannot).snapshot, go(cannot).predicted_cache_n) == ("base", 300)
     assert go(replace(cannot, n_prompt=801)).snapshot == "whole"
+
+
+# --- where the engine goes back to checkpoints ---
+
+CHECKPOINTED = Abilities(rewind=False, rewind_files=False, memory=Memory(recurrent=True))
+
+
+def test_an_edited_conversation_goes_back_to_its_checkpoint() -> None:
+    """Its own slot gives what lies before the last checkpoint ahead of the edit."""
+    old = SlotFacts(2, 5000, common=3000, family=True, checkpoints=(1500, 2900, 4996))
+    q = Question(3100, 100, (SlotFacts(1, 0), old), abilities=CHECKPOINTED)
+    p = go(q)
+    assert (p.action, p.slot, p.predicted_cache_n, p.save_first) == (Action.CONTINUE, 2, 2900, True)
+    assert go(replace(q, slots=(SlotFacts(1, 0), replace(old, checkpoints=(3001,))))).action is Action.COLD
+
+
+def test_a_line_that_departs_behind_its_last_checkpoint_loads_the_best_snapshot() -> None:
+    old = SlotFacts(2, 5000, common=3000, family=True, checkpoints=(1500, 4996))
+    snapshots = (
+        SnapshotFacts("near", 2800, 2800),
+        SnapshotFacts("far", 1000, 1000),
+        SnapshotFacts("other", 4000, 3000),
+    )
+    q = Question(3100, 100, (SlotFacts(1, 0), old), snapshots=snapshots, abilities=CHECKPOINTED)
+    assert (go(q).snapshot, go(q).predicted_cache_n) == ("near", 2800)
+    with_some = replace(snapshots[2], checkpoints=(2990, 3500))
+    q = replace(q, snapshots=(*snapshots[:2], with_some))
+    assert go(q).snapshot == "near", "its files hold no checkpoints"
+    newer = replace(q, abilities=replace(q.abilities, file_checkpoints=True))
+    assert (go(newer).snapshot, go(newer).predicted_cache_n) == ("other", 2990)
+
+
+def test_a_window_kept_whole_is_copied_up_to_where_a_prompt_departs() -> None:
+    """--swa-full: the slot is cut back, its file could not be."""
+    window = Abilities(rewind_files=False)
+    q = Question(8000, 100, (SlotFacts(0, 10_000, common=6600), SlotFacts(1, 0)), abilities=window)
+    p = go(q)
+    assert (p.action, p.slot, p.source, p.cut, p.predicted_cache_n) == (Action.FORK, 1, 0, 6600, 6600)
+    whole = go(replace(q, slots=(SlotFacts(0, 6600, common=6600, prompt=6700), SlotFacts(1, 0))))
+    assert whole.cut == 0, "it is copied as it is"
+    dear = replace(q, abilities=replace(window, save_cost=0.6))
+    assert go(dear).action is Action.COLD, "two files cost more than the prefill"
+
+
+def test_a_line_that_departs_from_its_file_does_not_go_on_there() -> None:
+    """--swa-full: the engine would, without what its local layers need there."""
+    own = SlotFacts(0, 5000, common=4900, mine=True, family=True, rigid=5000)
+    q = Question(5100, 100, (own, SlotFacts(1, 0)), extends=True, abilities=Abilities(rewind_files=False))
+    assert go(q).predicted_cache_n == 0
+    assert go(replace(q, slots=(replace(own, rigid=4900), SlotFacts(1, 0)))).predicted_cache_n == 4900

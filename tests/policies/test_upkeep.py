@@ -148,3 +148,19 @@ def test_at_exit_the_most_at_stake_goes_first_and_trifles_stay(slots: tuple[Idle
     assert len(saved) == len(set(saved))
     stakes = [slots[number].stake for number in saved]
     assert stakes == sorted(stakes, reverse=True)
+
+
+# --- an engine that sleeps ---
+
+
+def test_before_an_engine_sleeps_what_it_would_lose_is_saved() -> None:
+    """Half of its idle time on, and for less than ten saves' worth: that is a loss."""
+    slot = replace(DUE, idle_seconds=15.0, stake=500)
+    dear = 0.4
+    assert next_save((slot,), dear, 1e9, 1.0, sleep_seconds=30.0) == slot.id
+    assert next_save((slot,), dear, 1e9, 1.0, sleep_seconds=31.0) is None, "not yet"
+    assert next_save((slot,), 0.5, 1e9, 1.0, sleep_seconds=30.0) is None, "its prefill costs no more"
+    assert next_save((replace(slot, idle_seconds=IDLE_SECONDS),), dear, 1e9, 1.0) is None, "it does not sleep"
+    assert next_save((DUE,), 0.01, 1e9, 1.0, sleep_seconds=3600.0) == DUE.id, "it sleeps late"
+    base = replace(DUE, idle_seconds=2.0, base_wanted=True)
+    assert (next_base((base,), sleep_seconds=4.0), next_base((base,))) == (base.id, None)

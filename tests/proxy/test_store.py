@@ -124,6 +124,7 @@ async def test_a_damaged_record_is_skipped(tmp_path: Path) -> None:
             db.execute("INSERT INTO ledgers (line, record) VALUES (?, ?)", (f"bad{n}", blob))
         db.execute("INSERT INTO requests (id, record) VALUES ('bad', 'nonsense')")
         rest = "fingerprint, tenant, model, kind, line, n_tokens, bytes, created, last_used, pinned, effective, reason"
+        rest += ", checksum"
         for id_, file, directory in (("x", "'../../victim'", "dir"), ("y", "file", "'/etc'")):
             db.execute(
                 f"INSERT INTO snapshots SELECT '{id_}', {file}, {directory}, {rest} FROM snapshots WHERE length(id) > 1"

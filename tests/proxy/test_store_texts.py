@@ -72,7 +72,8 @@ async def test_purge_and_no_persist_leave_no_text(tmp_path: Path) -> None:
 async def test_an_older_state_db_gets_the_tables(tmp_path: Path) -> None:
     await (await opened(tmp_path)).close()
     with sqlite3.connect(tmp_path / "state.db") as db:
-        db.executescript("DROP TABLE texts; DROP TABLE layouts; PRAGMA user_version=1;")
+        db.executescript("DROP TABLE texts; DROP TABLE layouts; DROP TABLE prompts; PRAGMA user_version=1;")
+        db.execute("ALTER TABLE snapshots DROP COLUMN checksum")
     db.close()
     store = await opened(tmp_path)
     store.put_ledger(record("a"))

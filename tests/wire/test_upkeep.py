@@ -22,7 +22,7 @@ from tests.wire.wire import CHAT, chat
 class FakeChild:
     """A child engine that runs for ever: the fake on its port."""
 
-    kind, api_key = "binary", ""
+    kind, api_key, build = "binary", "", "b1"
 
     def __init__(self, fake: FakeLlama) -> None:
         self.base_url = fake.url
@@ -120,8 +120,9 @@ async def test_a_sleeping_engine_is_left_asleep(
 ) -> None:
     """Nothing is compared, rendered, identified or saved, and what lay in its slots is not believed in any more."""
     (slots := tmp_path / "slots").mkdir()
-    monkeypatch.setattr(keeper, "next_save", lambda slots, *_: next((s.id for s in slots if s.stake > 64), None))
+    monkeypatch.setattr(keeper, "next_save", lambda slots, *_, **__: next((s.id for s in slots if s.stake > 64), None))
     monkeypatch.setattr(keeper, "RENDER_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "ROUND_SECONDS", 3600.0)  # no rounds but those below
     async with FakeLlama(slot_dir=slots) as fake:
         wire = await serve(fake, upstream=(f"{fake.url},slots={slots}",))
         keep, engine = Keeper(wire.service), wire.service.engines.all[0]
@@ -129,10 +130,11 @@ async def test_a_sleeping_engine_is_left_asleep(
         await wire.post(CHAT, chat("word " * 200))
         await wire.has_slots("idle", "empty")
         fake.sleeping, before = True, len(fake.requests)
-        keep._reconciled = float("inf")  # not yet due: what is saved and rendered ahead has to look for itself
+        # Not yet due: what is saved and rendered ahead has to look for itself.
+        keep._reconciled[engine.name] = float("inf")
         await keep._round(engine)
         assert [slot.n_tokens for slot in engine.table.slots] == [0, 0]
-        engine.fingerprint, keep._reconciled = None, 0.0
+        engine.fingerprint, keep._reconciled = None, {}
         await keep._round(engine)
         await keep.save_all(1)
         assert {r.path for r in list(fake.requests)[before:]} <= HARMLESS
@@ -141,7 +143,7 @@ async def test_a_sleeping_engine_is_left_asleep(
 async def test_stopping_during_an_idle_save(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The save is brought to its end: the file is published, and the slot's tokens are there after a restart."""
     monkeypatch.setattr(keeper, "ROUND_SECONDS", 0.01)
-    monkeypatch.setattr(keeper, "next_save", lambda slots, *_: next((s.id for s in slots if s.stake > 64), None))
+    monkeypatch.setattr(keeper, "next_save", lambda slots, *_, **__: next((s.id for s in slots if s.stake > 64), None))
     async with FakeLlama(n_slots=1, slot_dir=tmp_path) as fake:
         wire = await serve(fake, upstream=(f"{fake.url},slots={tmp_path}",))
         service = wire.service

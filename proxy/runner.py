@@ -1,0 +1,30 @@
+"""A request in a slot, as the pool's sums need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Runner:
+    """A request that runs or is about to: what it may still put into the pool. `order` grows with each admission."""
+
+    order: int
+    n_prompt: int
+    reserve: int
+    stop: Callable[[], None]
+    n_decoded: int = 0
+    first_token: float = 0.0
+    stopped: bool = False
+    watch: Callable[[], None] = lambda: None
+
+    def grew(self) -> None:
+        """More was generated; beyond the reserve the pool has to be watched."""
+        if self.n_decoded > self.reserve:
+            self.watch()
+
+    @property
+    def need(self) -> int:
+        """Cells that it holds or may claim."""
+        return self.n_prompt + max(self.reserve, self.n_decoded)
