@@ -101,7 +101,7 @@ async def ask_aside(exchange: Callable[..., Any], service: Service, prepared: Pr
     """Runs a question of ours on a line's own slot. `exchange`: the class, which cannot be imported here."""
     out, r = Collected(), prepared.request
     record = Record(f"req_{secrets.token_hex(8)}", r.who.tenant, r.dialect, prepared.kind, time.time())
-    await exchange(service, r, out, record, prepared).run()
+    await exchange(service, r, out, record, prepared=prepared).run()
     out.record = record
     return out
 
