@@ -99,7 +99,7 @@ async def test_two_requests_of_one_line(serve: Serve, small: FakeLlama, tmp_path
 async def test_a_client_that_leaves_meanwhile(serve: Serve, small: FakeLlama) -> None:
     """While the summary is made: the engine is told, and the next request has one made. Later: it is kept."""
     async with small as fake:
-        wire = await serve(fake)
+        wire = await serve(fake, finish_prefill="never")
         await wire.post(CHAT, talk(15))
         fake.cues.append(Cue(hold_before=asyncio.Event()))
         task = await begun(wire, fake, grown())
