@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WORKERS := -n 2 --dist loadgroup
 DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
 
 .PHONY: run test lint test-native test-agents bench observe clean
@@ -17,7 +18,7 @@ run: $(VENV)/.embedded
 	exec $(BIN)/slotkeeper serve --engine embedded $(ARGS)
 
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -25,7 +26,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy --strict
 
 test-native: $(VENV)/.test
-	SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)" $(BIN)/python -m pytest -m native $(ARGS)
+	SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)" $(BIN)/python -m pytest $(WORKERS) -m native $(ARGS)
 
 test-agents: $(VENV)/.test
 	$(BIN)/python -m tests.agents $(if $(CLAUDE),--claude) $(ARGS)

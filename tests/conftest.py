@@ -26,6 +26,14 @@ for name, derandomize in (("hand", False), ("ci", True)):
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "hand")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two workers (Makefile): whole sessions with real engines on one of them, a file of engine A's on either."""
+    for item in items:
+        if item.path.parent.name == "live":
+            file = item.path.stem if item.get_closest_marker("native") else "live"
+            item.add_marker(pytest.mark.xdist_group(file))
+
+
 StartEngine = Callable[..., Awaitable[LiveEngine]]
 StartProxy = Callable[..., Awaitable[ProxyServer]]
 
