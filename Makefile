@@ -8,10 +8,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-WORKERS := -n 2 --dist loadgroup
+WORKERS := -n 2 --dist worksteal
+SERVER = SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)"
 DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
 
-.PHONY: run test lint test-native test-agents bench observe clean
+.PHONY: run test lint test-native test-all test-agents bench observe clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.embedded
@@ -26,7 +27,10 @@ lint: $(VENV)/.test
 	$(BIN)/mypy --strict
 
 test-native: $(VENV)/.test
-	SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)" $(BIN)/python -m pytest $(WORKERS) -m native $(ARGS)
+	$(SERVER) $(BIN)/python -m pytest $(WORKERS) -m "native and not long" $(ARGS)
+
+test-all: $(VENV)/.test lint
+	$(SERVER) $(BIN)/python -m pytest $(WORKERS) -m "" $(ARGS)
 
 test-agents: $(VENV)/.test
 	$(BIN)/python -m tests.agents $(if $(CLAUDE),--claude) $(ARGS)

@@ -26,12 +26,26 @@ for name, derandomize in (("hand", False), ("ci", True)):
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "hand")
 
 
+ON_BOTH = frozenset("test_bases test_draft test_pool test_sdk test_sleep test_tables test_turns".split())
+"""Files of tests/live that the gate runs on engine A, too."""
+LONG = (
+    "test_twenty_turns[B-hybrid",
+    "test_twenty_turns_with_prunes[B-1",
+    "test_prepared_in_idle_time[B-True",
+    "test_five_retries_cost_one_prefill[B-swa",
+    "test_five_retries_cost_one_prefill[B-hybrid",
+    "test_a_recorded_base[B-swa",
+    "test_a_recorded_base[B-hybrid",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two workers (Makefile): whole sessions with real engines on one of them, a file of engine A's on either."""
+    """Marks as long what repeats another test on the other engine or on another kind of memory (`make test-all`)."""
     for item in items:
-        if item.path.parent.name == "live":
-            file = item.path.stem if item.get_closest_marker("native") else "live"
-            item.add_marker(pytest.mark.xdist_group(file))
+        is_repeated = item.path.parent.name == "live" and item.path.stem not in ON_BOTH
+        if (is_repeated and item.get_closest_marker("native")) or item.name.startswith(LONG):
+            item.add_marker(pytest.mark.long)
 
 
 StartEngine = Callable[..., Awaitable[LiveEngine]]
