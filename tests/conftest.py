@@ -28,24 +28,35 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "hand")
 
 ON_BOTH = frozenset("test_bases test_draft test_pool test_sdk test_sleep test_tables test_turns".split())
 """Files of tests/live that the gate runs on engine A, too."""
+LONG_FILES = frozenset("test_beside test_fuzz test_given_back test_memory test_templates".split())
 LONG = (
     "test_twenty_turns[B-hybrid",
-    "test_twenty_turns_with_prunes[B-1",
+    "test_twenty_turns_with_prunes",
     "test_prepared_in_idle_time[B-True",
+    "test_off[B",
     "test_five_retries_cost_one_prefill[B-swa",
     "test_five_retries_cost_one_prefill[B-hybrid",
     "test_a_recorded_base[B-swa",
     "test_a_recorded_base[B-hybrid",
+    "test_the_same_answer_in_each_dialect",
+    "test_assembled_tool_calls",
+    "test_structured_output_by_the_sdks_own_parsers",
+    "test_two_directories[B-cline",
+    "test_two_directories[B-pi",
+    "test_files_that_cannot_be_cut_back[B-swa",
 )
+"""What is too long for the gate, of tests/live."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as long what repeats another test on the other engine or on another kind of memory (`make test-all`)."""
+    """Marks what the gate leaves to `make test-all`."""
     for item in items:
-        is_repeated = item.path.parent.name == "live" and item.path.stem not in ON_BOTH
-        if (is_repeated and item.get_closest_marker("native")) or item.name.startswith(LONG):
-            item.add_marker(pytest.mark.long)
+        if item.path.parent.name == "live":
+            file = item.path.stem
+            is_repeated = item.get_closest_marker("native") is not None and file not in ON_BOTH
+            if is_repeated or file in LONG_FILES or item.name.startswith(LONG):
+                item.add_marker(pytest.mark.long)
 
 
 StartEngine = Callable[..., Awaitable[LiveEngine]]
