@@ -253,14 +253,14 @@ class Exchange:
         # Of a base of thousands of tokens the client would hear nothing for minutes.
         if want.tokens is not None and (tell := getattr(self.request.writer, "progress", None)) is not None:
             tell(want.n_prompt, 0)
-        body = base_body(orjson.dumps(self.request.body))
         for tokens, is_whole in await self._or_abandon(base_cuts(engine, slot, self.request, want), engine, slot, want):
             done = await self._or_abandon(prime(engine, slot, tokens, self._primed), engine, slot, want)
             if done is None:
                 return
             slot.tenant, slot.line = want.tenant, want.line.id
             self._base = done if self._base is None else done.after(self._base)
-            await self._to_its_end(save(engine, slot, "base", "base", body if is_whole else None), engine, slot)
+            prompt = base_body(orjson.dumps(self.request.body)) if is_whole else None
+            await self._to_its_end(save(engine, slot, "base", "base", prompt), engine, slot)
 
     async def _or_abandon(self, work: Coroutine[Any, Any, T], engine: Engine, slot: Slot, want: Want) -> T:
         """Work in a leased slot that ends with its client; the slot's content is in doubt then."""
