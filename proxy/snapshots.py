@@ -18,6 +18,7 @@ from rich.console import Console
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
 from proxy.errors import NotFound, StoreError, UsageError
+from proxy.page.text import size
 from proxy.state_dir import remembered_budget
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
@@ -114,7 +115,7 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     width = out.width if out.is_terminal else None
     for line in _table([_COLUMNS, *map(_row, answer["snapshots"])], width):
         out.print(line, markup=False)
-    total, budget = _size(answer["total_bytes"]), _size(answer["budget_bytes"])
+    total, budget = size(answer["total_bytes"]), size(answer["budget_bytes"])
     count = len(answer["snapshots"])
     out.print(f"{count} snapshot{'' if count == 1 else 's'}, {total} of {budget}")
 
@@ -222,7 +223,7 @@ def _report(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
 def _removed(answer: dict[str, Any]) -> str:
     orphans = f" and {answer['orphans']} without a record" if answer["orphans"] else ""
     memory = " What lies in the engine's memory stays there until the server stops." if answer.get("in_memory") else ""
-    return f"{answer['removed']} removed{orphans}, {_size(answer['bytes'])} freed.{memory}"
+    return f"{answer['removed']} removed{orphans}, {size(answer['bytes'])} freed.{memory}"
 
 
 def _table(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
@@ -238,16 +239,8 @@ def _table(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
 def _row(snapshot: dict[str, Any]) -> tuple[str, ...]:
     state = "pinned" if snapshot["pinned"] else "" if snapshot["effective"] is not False else "ineffective"
     used = _age(time.time() - snapshot["last_used"])
-    texts = snapshot["id"], snapshot["kind"], f"{snapshot['n_tokens']:,}", _size(snapshot["bytes"]), used
+    texts = snapshot["id"], snapshot["kind"], f"{snapshot['n_tokens']:,}", size(snapshot["bytes"]), used
     return *texts, snapshot["model"], snapshot["reason"], state
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if n_bytes < 1024:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:.1f} GiB"
 
 
 def _age(seconds: float) -> str:
