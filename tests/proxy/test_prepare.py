@@ -116,6 +116,20 @@ def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
     assert "orange" in sent(five)[-1]["content"]
 
 
+def test_asked_again_when_a_value_has_changed() -> None:
+    """The note in the newest message is another one: what the slot holds of it is not counted on."""
+    talk = Talk()
+    history = [user("one"), answer(), user("two")]
+    talk.send([lamp("on-1"), *history[:1]])
+    talk.send([lamp("on-2"), *history])
+    again = talk.send([lamp("on-3"), *history])
+    assert (again.found.match, again.found.shared) == (Match.EDITED, 3)
+    assert "is now on-3" in sent(again)[-1]["content"]
+    once_more = talk.send([lamp("on-3"), *history])
+    assert once_more.found.match is Match.EXTENDS
+    assert sent(once_more) == sent(again)
+
+
 def test_a_line_that_is_nothing_but_a_clock() -> None:
     """Told anew while it ticks; the base stays, in a short prompt, too, and on a line that was learned in part."""
     talk, before = Talk(), None
