@@ -290,7 +290,9 @@ class Metrics:
         )
         for outcome in get_args(CompactionOutcome):
             self._compactions.labels(outcome)
-        self._compaction_tokens = c("compaction_tokens", "Prompt tokens before and after compactions.", ("side",))
+        self._compaction_tokens = c(
+            "compaction_tokens", "Prompt tokens before and after compactions (/tokenize).", ("side",)
+        )
         for side in ("before", "after"):
             self._compaction_tokens.labels(side)
         self._placements = c(
@@ -300,7 +302,11 @@ class Metrics:
         self._evictions = c("evictions", "Slots whose tokens were given up to make room (slot table).", _ENGINE)
         self._restarts = c("engine_restarts", "Starts of an engine after its first (supervisor).", _ENGINE)
         self._saves = c("snapshot_saves", "Slot files published (store), by reason.", ("engine", "reason"))
-        self._save_failures = c("snapshot_save_failures", "Slot files not written or refused.", ("engine", "reason"))
+        self._save_failures = c(
+            "snapshot_save_failures",
+            "Slot files not written or refused (engine, store), by reason.",
+            ("engine", "reason"),
+        )
         self._saved_bytes = c("snapshot_saved_bytes", "Bytes of slot files written (engine's n_written).", _ENGINE)
         self._restores = c("snapshot_restores", "Restores tried (engine), by outcome.", ("engine", "outcome"))
         self._orphans = c("snapshot_orphans", "Slot files removed because no valid record named them (store).")
@@ -332,12 +338,12 @@ class Metrics:
         self._capacity = g("context_tokens_capacity", "Tokens that an engine's context holds (/props).", _ENGINE)
         self._waiting = g("waiting_requests", "Requests waiting (waiting line).", _ENGINE)
         self._waiting_limit = g("waiting_limit", "Most requests that may wait for an engine (--max-waiting).")
-        self._up = g("engine_up", "1 while the engine answers /health with 200, else 0.", _ENGINE)
+        self._up = g("engine_up", "1 while the engine can be asked, else 0 (/health).", _ENGINE)
         self._lines = g("lines", "Conversations remembered (ledgers).")
         self._snapshots = g("snapshots", "Slot files on disk (store).")
         self._snapshot_bytes = g("snapshot_bytes", "Bytes of slot files on disk, temporary copies included (store).")
         self._snapshot_budget = g("snapshot_budget_bytes", "Most bytes of slot files (--disk-budget).")
-        self._gauge("build_info", "Always 1; the version is a label.", ("version",)).labels(__version__).set(1)
+        self._gauge("build_info", "Always 1, with the version (package).", ("version",)).labels(__version__).set(1)
 
     # -- labels ------------------------------------------------------------------------------------------------------
 
@@ -358,17 +364,16 @@ class _Passed(Collector):
         self.families: dict[str, Sequence[Family]] = {}
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """One family per name and set of labels; engines of several builds may differ in what they have."""
-        made: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        names: dict[str, tuple[str, ...]] = {}
+        """One family per name and set of labels; engines of several builds may differ in what they have. In
+        OpenMetrics a counter has no `_total`, and a name that comes twice fails the scrape: the first has it."""
+        made: dict[str, tuple[CounterMetricFamily | GaugeMetricFamily, str, tuple[str, ...]]] = {}
         for engine, families in self.families.items():
             for family in (f for f in families if f.samples):
-                labels = tuple(name for name, _ in family.samples[0].labels)
-                if family.name not in made:
-                    made[family.name], names[family.name] = _metric(family, labels), labels
-                for sample in family.samples if names[family.name] == labels else ():
-                    made[family.name].add_metric([engine, *(v for _, v in sample.labels)], sample.value)
-        yield from made.values()
+                name, labels = family.name, tuple(name for name, _ in family.samples[0].labels)
+                metric, *taken = made.setdefault(name.removesuffix("_total"), (_metric(family, labels), name, labels))
+                for sample in family.samples if taken == [name, labels] else ():
+                    metric.add_metric([engine, *(v for _, v in sample.labels)], sample.value)
+        yield from (metric for metric, _, _ in made.values())
 
 
 def _metric(family: Family, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:

@@ -70,7 +70,7 @@ async def test_an_idle_engine_is_left_alone(wire: Wire, fake: FakeLlama) -> None
     first = await scrape(wire)
     before = len(fake.requests)
     assert await scrape(wire) == first
-    assert len(fake.requests) == before
+    assert {r.path for r in fake.requests[before:]} <= {"/health"}  # which keeps nobody awake
     await say(wire, "something else")
     assert await scrape(wire) != first
 
