@@ -291,7 +291,7 @@ class Metrics:
         for outcome in get_args(CompactionOutcome):
             self._compactions.labels(outcome)
         self._compaction_tokens = c(
-            "compaction_tokens", "Prompt tokens before and after compactions (/tokenize).", ("side",)
+            "compaction_tokens", "Prompt tokens before and after compactions (estimated).", ("side",)
         )
         for side in ("before", "after"):
             self._compaction_tokens.labels(side)

@@ -99,7 +99,9 @@ class Service:
             outcome=record.outcome,
             error=record.error,
             placement=record.placement,
+            engine=record.engine or None,
             slot=record.slot,
+            line=record.line or None,
             kind=record.kind,
             request=record.id,
         )

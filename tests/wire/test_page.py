@@ -18,6 +18,7 @@ from proxy.page.html import SECTIONS, page, sections
 from proxy.page.view import MOST_REQUESTS, MOST_SNAPSHOTS, look, newest_text
 from proxy.settle import Record
 from tests.fakes.llama import FakeLlama
+from tests.fakes.run import Cue
 from tests.servers import PATIENCE, until
 from tests.wire.conftest import Serve
 from tests.wire.page_scenes import SCRIPT, crowd, hostile_talk, snapshot
@@ -140,6 +141,31 @@ async def test_bases_are_counted_or_estimated(wire: Wire, fake: FakeLlama) -> No
     assert "base about" in (await wire.get(ROOT)).text
     engine.bases[slot.tenant or "", slot.base] = slot.tokens[:400]
     assert "base 100, line" in (await wire.get(ROOT)).text
+
+
+async def test_a_busy_slot_is_its_requests(wire: Wire, fake: FakeLlama) -> None:
+    """Not the conversation's that lies in it until the engine writes over it; its bar grows with the answer."""
+    for text in ("one", "two"):
+        await wire.post(CHAT, chat(f"{text} of a kind " * 9), headers={"x-slotkeeper-session": text})
+    await wire.has_slots("idle", "idle")
+    pace = asyncio.Semaphore(4)
+    fake.cues.append(Cue(pace=pace))
+    body = chat("three is another kind " * 20, max_tokens=30)
+    async with wire.stream(CHAT, body, headers={"x-slotkeeper-session": "three"}) as stream:
+        while b" w0" not in await stream.next():
+            pass
+        (busy,) = (s for s in look(wire.service).engines[0].slots if s.state == "busy")
+        assert busy.owner is not None
+        assert busy.owner.name == "three"
+        for _ in range(8):
+            pace.release()
+        while b" w4" not in await stream.next():
+            pass
+        (later,) = (s for s in look(wire.service).engines[0].slots if s.state == "busy")
+        assert later.n_used > busy.n_used > 80
+        for _ in range(30):
+            pace.release()
+        await stream.rest()
 
 
 async def test_snapshots_with_size_age_and_pin(wire: Wire) -> None:
