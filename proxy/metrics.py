@@ -14,9 +14,10 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
+    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector
 
 from llamacpp.exposition import Family
@@ -58,6 +59,7 @@ _OVERHEAD = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 _ENGINE, _MODEL_KIND = ("engine",), ("engine", "model", "kind")
 OTHER = "other"
+OPENMETRICS, TEXT = "application/openmetrics-text", "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
@@ -238,8 +240,10 @@ class Metrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where the Accept header asks for it, else text."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+        # Not prometheus_client's choose_encoder: it fails on versions that are no numbers, and sends them back.
+        if OPENMETRICS in (part.partition(";")[0].strip().lower() for part in accept.split(",")):
+            return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+        return generate_latest(self.registry), TEXT
 
     # -- making ------------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from llamacpp.exposition import parse
-from proxy.metrics import Metrics
+from proxy.metrics import TEXT, Metrics
 
 # What GET /metrics of b11549 has, without its words and values.
 LLAMA_NAMES = {
@@ -21,6 +23,9 @@ LLAMA = "".join(
     for kind, names in LLAMA_NAMES.items()
     for name in names.split()
 )
+
+ACCEPTS = ("application/openmetrics-text", "text/plain")
+OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 # contract.md, Metrics: name -> labels. Counters without their _total.
 CONTRACT = {
@@ -169,6 +174,18 @@ def test_formats(metrics: Metrics) -> None:
     open_text, open_kind = metrics.render("application/openmetrics-text; version=1.0.0")
     assert open_kind.startswith("application/openmetrics-text")
     assert open_text.endswith(b"# EOF\n")
+    prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3"
+    assert metrics.render(prometheus) == (open_text, open_kind)
+
+
+@given(
+    st.text()
+    | st.lists(st.sampled_from([*ACCEPTS, ";", ",", "=", "version", "escaping", "q", "1e9", "x"])).map("".join)
+)
+@example("application/openmetrics-text; version=abc")
+def test_any_accept_header(accept: str) -> None:
+    """A scrape never fails for it, and nothing of it comes back."""
+    assert Metrics().render(accept)[1] in (TEXT, OPEN)
 
 
 def test_no_ratios(metrics: Metrics) -> None:
