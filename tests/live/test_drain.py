@@ -33,6 +33,8 @@ async def test_streams_are_finished_and_saved(proxy_server: StartProxy, tmp_path
     ] * 2
     assert await proxy.ended() == 0
     assert len(list((tmp_path / "state" / "slots").glob("*.bin"))) == 2
+    found = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert [str(path) for path in found if path.stat().st_mode & 0o077] == []
 
 
 async def test_a_second_signal_waits_for_nothing(proxy_server: StartProxy, tmp_path: Path) -> None:
