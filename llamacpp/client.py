@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
@@ -22,6 +23,8 @@ ASK_SECONDS = 10.0
 """health, props, slots, metrics: answered from the engine's queue between two batches."""
 SLOT_FILE_SECONDS = 600.0
 """A 60k-token file of an 8B model is 8.8 GB and takes 7-26 s (measured); slow disks take longer."""
+MOST_METRICS_BYTES = 1024 * 1024
+"""Of GET /metrics, which has 3 KB: it is read again and again, from whatever listens at the address by now."""
 KEEP_ALIVE_SECONDS = 2.0
 """llama-server drops an idle connection after 5 s (cpp-httplib's default). We drop it first: a request must not meet a
 closing socket."""
@@ -131,10 +134,20 @@ class LlamaClient:
         return [SlotReport.from_json(entry) for entry in found]
 
     async def metrics(self) -> str:
-        """GET /metrics, Prometheus text. EngineRefused(501) without `--metrics`."""
-        response = await self.request("GET", "/metrics", seconds=ASK_SECONDS)
-        _check(response.status_code, response.content)
-        return response.text
+        """GET /metrics, Prometheus text, at most MOST_METRICS_BYTES of it. EngineRefused(501) without `--metrics`."""
+        found = bytearray()
+        try:
+            async with asyncio.timeout(ASK_SECONDS), self.stream("GET", "/metrics", b"") as response:
+                async for chunk in chunks_of(response):
+                    found += chunk
+                    if len(found) > MOST_METRICS_BYTES:
+                        break
+        except TimeoutError:
+            raise EngineUnreachable(
+                f"llama-server at {self.base_url} did not answer GET /metrics within {ASK_SECONDS:g} s."
+            ) from None
+        _check(response.status_code, bytes(found))
+        return found[:MOST_METRICS_BYTES].decode(errors="replace")
 
     async def apply_template(self, body: bytes) -> str:
         """POST /apply-template with a chat body (JSON): the prompt that a chat request would use."""
@@ -367,7 +380,8 @@ def _message_in(body: bytes) -> str | None:
 
 
 def _broken(what: str, answer: object) -> EngineBroken:
+    quoted = f", {str(answer)[:80]!r}..." if what.startswith("GET ") else ""  # others may answer with prompt text
     return EngineBroken(
-        f"The answer to {what} is not what llama-server sends ({type(answer).__name__}, {str(answer)[:80]!r}...). "
+        f"The answer to {what} is not what llama-server sends ({type(answer).__name__}{quoted}). "
         "Check that the upstream URL leads to a llama-server of a supported version."
     )

@@ -9,6 +9,9 @@ from typing import Literal
 MOST_SAMPLES = 256
 """Of one engine; b11549 has 15 and one more for each token of a draft. What comes after is no llama-server's."""
 
+MOST_CHARACTERS = 256 * 1024
+"""Of an exposition; b11549's has 3 KB."""
+
 _NAME = re.compile(r"llamacpp:[a-z][a-z0-9_]{0,79}\Z")
 _SAMPLE = re.compile(r"(llamacpp:[a-z][a-z0-9_]{0,79})(?:\{([^}]{0,200})\})?[ \t]+(\S{1,40})\Z")
 _LABEL = re.compile(r'([a-z][a-z0-9_]{0,39})="([A-Za-z0-9_.:-]{0,80})"\Z')
@@ -34,12 +37,13 @@ class Family:
 
 
 def parse(text: str) -> tuple[Family, ...]:
-    """The metrics of an exposition, in its order, one family per name. Lines of another shape are left out."""
+    """The metrics of an exposition, in its order, one family per name, labels by name. Lines of another shape and what
+    comes after MOST_CHARACTERS are left out."""
     helps: dict[str, str] = {}
     counters: set[str] = set()
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     n_samples = 0
-    for line in text.splitlines():
+    for line in text[:MOST_CHARACTERS].splitlines():
         if line.startswith("#"):
             _describe(line, helps, counters)
         elif (read := _sample(line.strip())) is not None and n_samples < MOST_SAMPLES:
@@ -69,7 +73,8 @@ def _sample(line: str) -> tuple[str, tuple[tuple[str, str], ...], float] | None:
         value = float(match[3])
     except ValueError:
         return None
-    return match[1], tuple((x[1], x[2]) for x in labels if x and x[1] != "engine"), value
+    named = {x[1]: x[2] for x in labels if x and x[1] != "engine"}
+    return match[1], tuple(sorted(named.items())), value
 
 
 def _family(

@@ -50,6 +50,8 @@ MODEL_DOORS = {
 `/completion`)."""
 
 
+HURRIED_SECONDS = 1.0
+"""What an engine gets to end by itself after a second signal; one that writes a slot file hears nothing before."""
 COUNT_DOORS = ("/v1/messages/count_tokens", "/messages/count_tokens")
 
 
@@ -109,10 +111,14 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 async def _close(service: Service, keeper: Keeper) -> None:
     left = service.settings.exit_deadline_seconds - service.settings.drain_seconds
+    await service.unless_hurried(_save(service, keeper, left))
+    await service.engines.stop(HURRIED_SECONDS if service.hurried.is_set() else left / 4)
+    await service.tasks.settle(1.0)
+
+
+async def _save(service: Service, keeper: Keeper, left: float) -> None:
     await service.engines.wait_released(left / 4)
     await keeper.save_all(left / 2)
-    await service.engines.stop(left / 4)
-    await service.tasks.settle(1.0)
 
 
 async def _load_lines(store: Store, lines: LineBook) -> None:

@@ -24,6 +24,7 @@ from proxy.compact import Collected, Compaction, ask_aside
 from proxy.engine import Engine
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
+from proxy.logs import describe
 from proxy.prepare import Prepared
 from proxy.rendering import render_chat
 from proxy.service import Service
@@ -168,7 +169,7 @@ class Ahead:
             await self._emptied(engine, slot) if not n_done else _holds(slot, line, tokens[: 4 * n_done], raw)
             return False
         except EngineError as error:
-            log.warning("not_prepared", engine=engine.name, slot=slot.id, error=str(error))
+            log.warning("not_prepared", engine=engine.name, slot=slot.id, error=describe(error))
             await self._emptied(engine, slot)
             return False
         else:

@@ -170,7 +170,9 @@ class Settings(BaseSettings):
     max_body_bytes: Bytes = Field(64_000_000, gt=0, description="longest request body, in bytes")
     max_waiting: int = Field(64, ge=0, description="most requests that wait for a slot")
     max_wait_seconds: float = Field(600.0, gt=0, description="longest wait for a slot, in seconds")
-    exit_deadline_seconds: float = Field(30.0, gt=0, description="longest stop, in seconds, slot files included")
+    exit_deadline_seconds: float = Field(
+        30.0, gt=0, description="longest stop, in seconds, slot files included; a second signal waits for nothing"
+    )
     max_lines: int = Field(1000, ge=1, description="most conversations that are remembered")
 
     log_format: Literal["json", "console"] = Field("console", description="how log lines are written to stderr")

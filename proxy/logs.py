@@ -14,6 +14,7 @@ from typing import Any, Literal, TextIO, cast
 
 import structlog
 
+from llamacpp.errors import EngineRefused
 from proxy.errors import SlotkeeperError, StoreError, UsageError
 
 # Names under which text of a prompt or an answer could slip into a line; their values are withheld.
@@ -104,8 +105,10 @@ def name_exception(logger: object, method: str, event: EventDict) -> EventDict:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in words that cannot quote a prompt."""
+    """An exception in words that cannot quote a prompt. An engine's own words can: a template's, a parser's."""
     name = type(error).__name__
+    if isinstance(error, EngineRefused):
+        return f"{name}: HTTP status {error.status}"
     ours = isinstance(error, SlotkeeperError | StoreError | UsageError) or type(error).__module__.startswith(
         "llamacpp."
     )

@@ -14,9 +14,10 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
+    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector
 
 from llamacpp.exposition import Family
@@ -58,6 +59,7 @@ _OVERHEAD = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 _ENGINE, _MODEL_KIND = ("engine",), ("engine", "model", "kind")
 OTHER = "other"
+OPENMETRICS, TEXT = "application/openmetrics-text", "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
@@ -238,8 +240,10 @@ class Metrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where the Accept header asks for it, else text."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+        # Not prometheus_client's choose_encoder: it fails on versions that are no numbers, and sends them back.
+        if OPENMETRICS in (part.partition(";")[0].strip().lower() for part in accept.split(",")):
+            return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+        return generate_latest(self.registry), TEXT
 
     # -- making ------------------------------------------------------------------------------------------------------
 
@@ -290,7 +294,9 @@ class Metrics:
         )
         for outcome in get_args(CompactionOutcome):
             self._compactions.labels(outcome)
-        self._compaction_tokens = c("compaction_tokens", "Prompt tokens before and after compactions.", ("side",))
+        self._compaction_tokens = c(
+            "compaction_tokens", "Prompt tokens before and after compactions (estimated).", ("side",)
+        )
         for side in ("before", "after"):
             self._compaction_tokens.labels(side)
         self._placements = c(
@@ -300,7 +306,11 @@ class Metrics:
         self._evictions = c("evictions", "Slots whose tokens were given up to make room (slot table).", _ENGINE)
         self._restarts = c("engine_restarts", "Starts of an engine after its first (supervisor).", _ENGINE)
         self._saves = c("snapshot_saves", "Slot files published (store), by reason.", ("engine", "reason"))
-        self._save_failures = c("snapshot_save_failures", "Slot files not written or refused.", ("engine", "reason"))
+        self._save_failures = c(
+            "snapshot_save_failures",
+            "Slot files not written or refused (engine, store), by reason.",
+            ("engine", "reason"),
+        )
         self._saved_bytes = c("snapshot_saved_bytes", "Bytes of slot files written (engine's n_written).", _ENGINE)
         self._restores = c("snapshot_restores", "Restores tried (engine), by outcome.", ("engine", "outcome"))
         self._orphans = c("snapshot_orphans", "Slot files removed because no valid record named them (store).")
@@ -332,12 +342,12 @@ class Metrics:
         self._capacity = g("context_tokens_capacity", "Tokens that an engine's context holds (/props).", _ENGINE)
         self._waiting = g("waiting_requests", "Requests waiting (waiting line).", _ENGINE)
         self._waiting_limit = g("waiting_limit", "Most requests that may wait for an engine (--max-waiting).")
-        self._up = g("engine_up", "1 while the engine answers /health with 200, else 0.", _ENGINE)
+        self._up = g("engine_up", "1 while the engine can be asked, else 0 (/health).", _ENGINE)
         self._lines = g("lines", "Conversations remembered (ledgers).")
         self._snapshots = g("snapshots", "Slot files on disk (store).")
         self._snapshot_bytes = g("snapshot_bytes", "Bytes of slot files on disk, temporary copies included (store).")
         self._snapshot_budget = g("snapshot_budget_bytes", "Most bytes of slot files (--disk-budget).")
-        self._gauge("build_info", "Always 1; the version is a label.", ("version",)).labels(__version__).set(1)
+        self._gauge("build_info", "Always 1, with the version (package).", ("version",)).labels(__version__).set(1)
 
     # -- labels ------------------------------------------------------------------------------------------------------
 
@@ -358,17 +368,16 @@ class _Passed(Collector):
         self.families: dict[str, Sequence[Family]] = {}
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """One family per name and set of labels; engines of several builds may differ in what they have."""
-        made: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        names: dict[str, tuple[str, ...]] = {}
+        """One family per name and set of labels; engines of several builds may differ in what they have. In
+        OpenMetrics a counter has no `_total`, and a name that comes twice fails the scrape: the first has it."""
+        made: dict[str, tuple[CounterMetricFamily | GaugeMetricFamily, str, tuple[str, ...]]] = {}
         for engine, families in self.families.items():
             for family in (f for f in families if f.samples):
-                labels = tuple(name for name, _ in family.samples[0].labels)
-                if family.name not in made:
-                    made[family.name], names[family.name] = _metric(family, labels), labels
-                for sample in family.samples if names[family.name] == labels else ():
-                    made[family.name].add_metric([engine, *(v for _, v in sample.labels)], sample.value)
-        yield from made.values()
+                name, labels = family.name, tuple(name for name, _ in family.samples[0].labels)
+                metric, *taken = made.setdefault(name.removesuffix("_total"), (_metric(family, labels), name, labels))
+                for sample in family.samples if taken == [name, labels] else ():
+                    metric.add_metric([engine, *(v for _, v in sample.labels)], sample.value)
+        yield from (metric for metric, _, _ in made.values())
 
 
 def _metric(family: Family, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:

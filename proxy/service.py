@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +60,8 @@ class Service:
     texts: TextBudget = field(default_factory=TextBudget)
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     stopping: bool = False
+    hurried: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whoever stops us waits for nothing more, not even for slot files."""
     running: set[Exchange] = field(default_factory=set)
     jobs: Jobs = field(default_factory=Jobs)
     explainer: Explainer = field(init=False)
@@ -95,7 +99,9 @@ class Service:
             outcome=record.outcome,
             error=record.error,
             placement=record.placement,
+            engine=record.engine or None,
             slot=record.slot,
+            line=record.line or None,
             kind=record.kind,
             request=record.id,
         )
@@ -115,11 +121,26 @@ class Service:
         return not self.stopping and self.engines.is_ready()
 
     def begin_stop(self, *, at_once: bool) -> None:
-        """No new requests; those that run get most of the drain time, or none, and are told why they end."""
+        """No new requests; those that run get most of the drain time, or none, and are told why they end. At once:
+        slot files that are not written yet are given up, too."""
         self.stopping = True
+        if at_once:
+            self.hurried.set()
         self.jobs.end_left()
         seconds = 0.0 if at_once else self.settings.drain_seconds * DRAINED
         asyncio.get_running_loop().call_later(seconds, self._end_running)
+
+    async def unless_hurried(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does `work`, or as much of it as a hurried stop lets."""
+        task, hurry = asyncio.create_task(work, name="last-saves"), asyncio.create_task(self.hurried.wait())
+        try:
+            await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in (task, hurry):
+                one.cancel()
+            await asyncio.gather(hurry, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
     def _end_running(self) -> None:
         for exchange in list(self.running):

@@ -77,7 +77,9 @@ def _refuse_foreign(path: Path) -> None:
 def remember_budget(state_dir: Path, n_bytes: int) -> None:
     """Keep the server's disk budget for `slotkeeper snapshots` without a server, which is told no flags."""
     with suppress(OSError):  # a full disk: whoever is told another budget sees it in the last line of `ls`
-        (state_dir / "disk_budget").write_text(f"{n_bytes}\n", "ascii")
+        path = state_dir / "disk_budget"
+        path.touch(0o600)
+        path.write_text(f"{n_bytes}\n", "ascii")
 
 
 def remembered_budget(state_dir: Path) -> int | None:

@@ -25,6 +25,7 @@ from proxy.carry_out import carry_out, give_back, save
 from proxy.engine import Engine
 from proxy.errors import BadRequest, Dialect, SlotkeeperError, StoreError
 from proxy.lines import Line, new_line
+from proxy.logs import describe
 from proxy.prepare import prepare
 from proxy.recorded import dialect_of
 from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_chat
@@ -215,7 +216,7 @@ class IdleWarmer:
             except Interrupted:
                 return
             except (SlotkeeperError, EngineError) as error:
-                log.warning("not_warmed", engine=engine.name, snapshot=snapshot.id, error=str(error))
+                log.warning("not_warmed", engine=engine.name, snapshot=snapshot.id, error=describe(error))
             self._seen.add(key)
             return
 

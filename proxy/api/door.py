@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import structlog
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -160,6 +161,8 @@ class ModelDoor:
         out = AsgiOut(send, self._dialect)
         tenant = scope["state"]["tenant"]
         record = Record(f"req_{secrets.token_hex(8)}", tenant, self._dialect, "other", time.time())
+        # In the context of this request's task and of those it starts: every line that they log says whose it is.
+        structlog.contextvars.bind_contextvars(request=record.id)
         try:
             request = await read_request(self._service, self._door, self._path, scope, receive)
         except ClientLeft:

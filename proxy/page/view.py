@@ -11,8 +11,9 @@ from policies.prefix import n_tokens
 from policies.slot_state import SlotState
 from proxy import __version__
 from proxy.engine import Engine
+from proxy.exchange import Exchange
 from proxy.explain import advices, texts_of
-from proxy.lines import NO_TOOLS, Line
+from proxy.lines import NO_TOOLS, Identity, Line
 from proxy.service import Service, owner
 from proxy.settle import Record
 from proxy.slots import Slot
@@ -36,8 +37,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """One slot, in tokens. `n_base`: of `n_used` those of the base; None where nothing is known of it, and an estimate
-    unless `is_counted`.
+    """One slot, in tokens; while a request runs in it, what that one has sent and got. `n_base`: of `n_used`
+    those of the base; None where nothing is known of it, and an estimate unless `is_counted`.
 
     `request`: id of the request that runs in it, since `seconds`.
     """
@@ -129,7 +130,7 @@ def look(service: Service, now: float | None = None) -> View:
 
 
 def _engine(service: Service, e: Engine, now: float) -> EngineView:
-    running = {x.record.slot: x.record for x in service.running if x.record.engine == e.name and x.record.slot >= 0}
+    running = {x.record.slot: x for x in service.running if x.record.engine == e.name and x.record.slot >= 0}
     waiting = e.table.waiting()
     return EngineView(
         name=e.name,
@@ -148,21 +149,26 @@ def _engine(service: Service, e: Engine, now: float) -> EngineView:
     )
 
 
-def _slot(service: Service, e: Engine, s: Slot, record: Record | None, now: float) -> SlotView:
-    base = e.bases.get((s.tenant or "", s.base)) if s.line is not None else None
-    n_base = n_tokens(base) if base else _estimate(s, service.lines.get(s.line))
-    is_running = record is not None and s.state is SlotState.BUSY
+def _slot(service: Service, e: Engine, s: Slot, running: Exchange | None, now: float) -> SlotView:
+    record, line, n_used = None, s.line, s.n_tokens
+    whose = _owner(service, s.tenant, s.line) if s.tenant or s.line else None
+    if running is not None and s.runner is not None and s.state is SlotState.BUSY:
+        record = running.record
+        line, n_used = record.line, s.runner.n_prompt + s.runner.n_decoded
+        whose = _named(running.request.who, line, record.kind)
+    base = e.bases.get((s.tenant or "", s.base)) if line is not None and line == s.line else None
+    n_base = n_tokens(base) if base else _estimate(s, service.lines.get(line))
     return SlotView(
         id=s.id,
         state=s.state.value,
-        owner=_owner(service, s.tenant, s.line) if s.tenant or s.line else None,
-        n_base=min(n_base, s.n_tokens) if n_base is not None else None,
+        owner=whose,
+        n_base=min(n_base, n_used) if n_base is not None else None,
         is_counted=bool(base),
-        n_used=s.n_tokens,
+        n_used=n_used,
         n_saved=e.table.saved_of(s) if s.line is not None else 0,
         room=e.n_ctx,
-        request=record.id if record is not None and is_running else "",
-        seconds=now - record.started if record is not None and is_running else 0.0,
+        request=record.id if record is not None else "",
+        seconds=now - record.started if record is not None else 0.0,
     )
 
 
@@ -182,8 +188,11 @@ def _owner(service: Service, tenant: str | None, line: str | None) -> Owner:
 
 
 def _owner_of(line: Line) -> Owner:
-    who = line.who
-    return Owner(owner(who.tenant), line.id, line.kind, " / ".join(x for x in (who.session, who.agent) if x))
+    return _named(line.who, line.id, line.kind)
+
+
+def _named(who: Identity, line: str, kind: str) -> Owner:
+    return Owner(owner(who.tenant), line, kind, " / ".join(x for x in (who.session, who.agent) if x))
 
 
 def _request(service: Service, r: Record) -> RequestView:

@@ -6,14 +6,16 @@ from proxy.metrics import Metrics
 from tests.proxy.test_metrics import feed
 
 
-def _known() -> set[str]:
+def _labels() -> dict[str, set[str]]:
     metrics = Metrics()
     metrics.add_engine("e0", "tiny", 1)
     feed(metrics)
-    return {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    return {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
 
 
-KNOWN = _known()
+LABELS = _labels()
+"""By name."""
+KNOWN = set(LABELS)
 
 
 def named_in(text: str) -> set[str]:

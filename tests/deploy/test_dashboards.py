@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.metric_names import KNOWN, named_in
+from tests.deploy.metric_names import KNOWN, LABELS, named_in
 from tests.observe.dashboards import FILES, queries
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "grafana"
@@ -50,3 +50,15 @@ def test_queries_read_metrics_that_there_are() -> None:
         found = named_in(query.expression)
         assert found or "process_" in query.expression, query
         assert found - KNOWN == set(), query
+
+
+WHOLE = ("Prefill seconds saved", "Prefill seconds saved over time", "Computed: ours against llama-server's")
+"""Panels with figures of an engine beside those of a model or kind: the speed of all its prefill, its own counts."""
+
+
+def test_variables_choose_what_is_shown() -> None:
+    """With two engines, or two models on one: each selector takes the variables for which its metric has a label."""
+    for query in queries():
+        for name, selector in re.findall(r"((?:slotkeeper|llamacpp)_\w+)(\{[^}]*\})?", query.expression):
+            wanted = LABELS[name] & ({"engine"} if query.panel in WHOLE else {"engine", "model", "kind"})
+            assert {v for v in wanted if f'{v}=~"${v}"' not in selector} == set(), query

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacpp.client import LlamaClient, pack, unpack
+from llamacpp.client import MOST_METRICS_BYTES, LlamaClient, pack, unpack
 from llamacpp.errors import EngineBroken, EngineError, EngineRefused, EngineStarting, EngineUnreachable
 from tests.conftest import StartEngine
 from tests.fakes.http import Answer, Broken, Request, Server
@@ -42,6 +42,25 @@ async def answering(value: object, status: int, ask: Callable[[LlamaClient], Awa
             return await ask(client)
         finally:
             await client.aclose()
+
+
+async def test_metrics_are_bounded_text() -> None:
+    """Of an answer without end its beginning is read, whatever its bytes are; other answers are errors."""
+    more = b"\xff" * 2 * MOST_METRICS_BYTES
+    assert await answering(b"llamacpp:x 1\n\xff" + more, 200, lambda c: c.metrics()) == (
+        "llamacpp:x 1\n" + "\ufffd" * (MOST_METRICS_BYTES - 13)
+    )
+    with pytest.raises(EngineRefused):
+        await answering(more, 501, lambda c: c.metrics())
+
+
+@pytest.mark.parametrize("ask", [lambda c: c.apply_template(b"{}"), lambda c: c.detokenize(b"")])
+async def test_answers_that_may_hold_prompts_are_not_quoted(ask: Callable[[LlamaClient], Awaitable[object]]) -> None:
+    """The sentence may be logged."""
+    for value in ({"text": "a secret"}, b"a secret"):
+        with pytest.raises(EngineBroken) as found:
+            await answering(value, 200, ask)
+        assert "secret" not in str(found.value)
 
 
 QUESTIONS: list[Callable[[LlamaClient], Awaitable[object]]] = [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacpp.exposition import MOST_SAMPLES, Family, Sample, parse
+from llamacpp.exposition import MOST_CHARACTERS, MOST_SAMPLES, Family, Sample, parse
 
 REAL = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
 # TYPE llamacpp:prompt_tokens_total counter
@@ -59,6 +59,13 @@ def test_there_is_a_bound() -> None:
     """Series are not the engine's to multiply."""
     text = "".join(f"llamacpp:x{i} 1\n" for i in range(2 * MOST_SAMPLES))
     assert len(parse(text)) == MOST_SAMPLES
+    assert parse("\n" * MOST_CHARACTERS + "llamacpp:x 1") == ()
+
+
+def test_labels_have_one_order() -> None:
+    """The engine's may change from line to line, and a name may come twice."""
+    found = parse('llamacpp:x{a="1",b="2"} 1\nllamacpp:x{b="4",a="3"} 2\nllamacpp:x{a="0",a="3",b="4"} 3\n')
+    assert found[0].samples == (Sample((("a", "1"), ("b", "2")), 1.0), Sample((("a", "3"), ("b", "4")), 3.0))
 
 
 @given(

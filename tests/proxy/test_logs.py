@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from llamacpp.errors import EngineUnreachable
+from llamacpp.errors import EngineRefused, EngineUnreachable
 from proxy import logs
 from proxy.errors import Busy
 
@@ -50,6 +50,11 @@ def test_a_foreign_exception_keeps_its_message_to_itself(out: io.StringIO) -> No
     assert "test_logs.py" in str(entry["where"])
     assert "secret" not in out.getvalue()
     assert "Traceback" not in out.getvalue()
+
+
+def test_an_engines_words_are_not_shown() -> None:
+    """A template's or a parser's error quotes the prompt."""
+    assert logs.describe(EngineRefused(500, b"", "secret")) == "EngineRefused: HTTP status 500"
 
 
 @pytest.mark.parametrize("error", [Busy("the line is full"), EngineUnreachable("no engine there")])

@@ -4,9 +4,11 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from llamacpp.exposition import parse
-from proxy.metrics import Metrics
+from proxy.metrics import TEXT, Metrics
 
 # What GET /metrics of b11549 has, without its words and values.
 LLAMA_NAMES = {
@@ -22,6 +24,9 @@ LLAMA = "".join(
     for name in names.split()
 )
 
+ACCEPTS = ("application/openmetrics-text", "text/plain")
+OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
 # contract.md, Metrics: name -> labels. Counters without their _total.
 CONTRACT = {
     "prompt_tokens": {"engine", "model", "kind"},
@@ -33,6 +38,9 @@ CONTRACT = {
     "predicted_seconds": {"engine", "model", "kind"},
     "requests": {"dialect", "kind", "outcome"},
     "placements": {"engine", "decision"},
+    "repairs": {"rule"},
+    "compactions": {"outcome"},
+    "compaction_tokens": {"side"},
     "waits": {"engine"},
     "evictions": {"engine"},
     "snapshot_saves": {"engine", "reason"},
@@ -111,10 +119,13 @@ def test_names_and_labels_are_the_contracts(metrics: Metrics) -> None:
 
 
 def test_every_help_text_is_there(metrics: Metrics) -> None:
-    """Each metric of ours explains itself in a sentence."""
+    """Each metric of ours explains itself: what is counted, in which unit, and in brackets where the figure is from."""
     families = [f for f in metrics.registry.collect() if f.name.startswith("slotkeeper_")]
     assert len(families) > len(CONTRACT)
-    assert [f.name for f in families if not f.documentation.endswith(".")] == []
+    assert [f.name for f in families if not re.fullmatch(r"[A-Z1].+\(.+\).*\.", f.documentation)] == []
+    for unit in ("tokens", "seconds", "bytes"):
+        named = [f for f in families if re.search(rf"_{unit}(_|$)", f.name)]
+        assert [f.name for f in named if not re.search(unit, f.documentation, re.IGNORECASE)] == []
 
 
 def test_counts(metrics: Metrics) -> None:
@@ -163,6 +174,18 @@ def test_formats(metrics: Metrics) -> None:
     open_text, open_kind = metrics.render("application/openmetrics-text; version=1.0.0")
     assert open_kind.startswith("application/openmetrics-text")
     assert open_text.endswith(b"# EOF\n")
+    prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3"
+    assert metrics.render(prometheus) == (open_text, open_kind)
+
+
+@given(
+    st.text()
+    | st.lists(st.sampled_from([*ACCEPTS, ";", ",", "=", "version", "escaping", "q", "1e9", "x"])).map("".join)
+)
+@example("application/openmetrics-text; version=abc")
+def test_any_accept_header(accept: str) -> None:
+    """A scrape never fails for it, and nothing of it comes back."""
+    assert Metrics().render(accept)[1] in (TEXT, OPEN)
 
 
 def test_no_ratios(metrics: Metrics) -> None:
@@ -195,3 +218,15 @@ def test_llama_servers_own_metrics(metrics: Metrics, accept: str) -> None:
     assert sum(line.startswith("# TYPE llamacpp_requests_deferred ") for line in lines) == 1
     metrics.set_passed({})
     assert b"llamacpp_" not in metrics.render(accept)[0]
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_a_name_comes_once(metrics: Metrics, accept: str) -> None:
+    """A counter x_total and a gauge x are one name in OpenMetrics, for which a scrape would fail."""
+    metrics.add_engine("e1", "tiny", 4096)
+    counter = "# TYPE llamacpp:x_total counter\nllamacpp:x_total 1\n"
+    metrics.set_passed({"e0": parse(counter + "llamacpp:x 2\n"), "e1": parse("llamacpp:x 3\nllamacpp:x_total 4\n")})
+    lines = [line for line in metrics.render(accept)[0].decode().splitlines() if "llamacpp_x" in line]
+    assert sum(line.startswith("# TYPE") for line in lines) == 1
+    samples = [line for line in lines if line[0] != "#"]
+    assert samples == ['llamacpp_x_total{engine="e0"} 1.0', 'llamacpp_x_total{engine="e1"} 4.0']

@@ -15,7 +15,7 @@ import pytest
 
 from proxy.page import watch
 from proxy.page.html import SECTIONS, page, sections
-from proxy.page.view import MOST_REQUESTS, MOST_SNAPSHOTS, look, newest_text
+from proxy.page.view import MOST_REQUESTS, MOST_SNAPSHOTS, look
 from proxy.settle import Record
 from tests.fakes.llama import FakeLlama
 from tests.servers import PATIENCE, until
@@ -123,25 +123,6 @@ async def test_prompts_are_not_shown_unless_asked_for(serve: Serve, fake: FakeLl
     assert not [s for s in secret if s not in text]
 
 
-async def test_bases_are_counted_or_estimated(wire: Wire, fake: FakeLlama) -> None:
-    """By the engine's tokens once they are there, before that by their share of the bytes; without one, not."""
-    system = {"role": "system", "content": "Be careful, and never guess. " * 50}
-    body = chat("a short question")
-    await wire.post(CHAT, chat("nothing in front"))
-    body["messages"].insert(0, system)
-    await wire.post(CHAT, body)
-    await wire.has_slots("idle", "idle")
-    (engine,) = wire.service.engines.all
-    slot = next(s for s in engine.table.slots if s.n_tokens > 200)
-    plain, based = sorted(look(wire.service).engines[0].slots, key=lambda s: s.n_used)
-    counted = len(fake.tokens_of(system["content"]))
-    assert (plain.n_base, based.is_counted) == (None, False)
-    assert based.n_base == pytest.approx(counted, rel=0.15)
-    assert "base about" in (await wire.get(ROOT)).text
-    engine.bases[slot.tenant or "", slot.base] = slot.tokens[:400]
-    assert "base 100, line" in (await wire.get(ROOT)).text
-
-
 async def test_snapshots_with_size_age_and_pin(wire: Wire) -> None:
     """The newest by use, and how many more there are."""
     index = wire.service.store._index
@@ -185,25 +166,6 @@ async def test_records_of_other_shapes_are_shown(wire: Wire) -> None:
     assert is_plain(found)
     assert "salt" not in found.text
     assert "1 token again" in found.text
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "b"),
-        ({"messages": [{"content": [{"text": "a"}, {"image_url": {}}, 3, {"text": "b"}, {"text": 4}]}]}, "a\nb"),
-        ({"prompt": "p"}, "p"),
-        ({"prompt": [1, 2, 3]}, ""),
-        ({"input": [{"content": "i"}]}, "i"),
-        ({"messages": []}, ""),
-        ({"messages": [None]}, ""),
-        ([], ""),
-        (None, ""),
-    ],
-)
-def test_the_newest_text(body: Any, text: str) -> None:
-    """Of any body that may come."""
-    assert newest_text(body) == text
 
 
 # --- how it is served -----------------------------------------------------------------------------------------------

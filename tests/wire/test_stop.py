@@ -26,3 +26,24 @@ async def test_running_answers_end_with_a_sentence(stream: bool, serve: Serve, f
     assert '"source":"slotkeeper"' in answer.text
     refused = await wire.post(CHAT, chat("later"))
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+
+
+async def test_a_second_signal_waits_for_no_slot_file(serve: Serve, fake: FakeLlama) -> None:
+    """What saves at the end is broken off, or does not begin; what is over was done."""
+    service: Service = (await serve(fake)).service
+    done: list[str] = []
+
+    async def work(name: str, gate: asyncio.Event) -> None:
+        await gate.wait()
+        done.append(name)
+
+    opened, closed = asyncio.Event(), asyncio.Event()
+    opened.set()
+    await service.unless_hurried(work("first", opened))
+    saving = asyncio.create_task(service.unless_hurried(work("second", closed)))
+    service.begin_stop(at_once=False)
+    assert not (await asyncio.wait({saving}, timeout=0.05))[0]
+    service.begin_stop(at_once=True)
+    await saving
+    await service.unless_hurried(work("third", closed))
+    assert done == ["first"]
