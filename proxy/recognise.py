@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 Json = dict[str, Any]
 
 
+MOST_ASIDE = 2048
+"""Messages behind the first that differs, among which those that say nothing are looked for, on the event loop."""
 DOUBT = 10
 """Taken from how well a line fits that was told another directory: the session may have moved, or be another."""
 
@@ -74,6 +76,9 @@ class Recognition:
             return found
         sent, ledger, request = await self.texts(line), line.ledger, self.request
         if sent is None or ledger is None:
+            return found
+        if max(len(sent), self._n) - max(found.shared, self._n_leading) > MOST_ASIDE:
+            self.repairs.append("gave_up")
             return found
         beside = realigned(request, ledger, sent, found.shared, self.defaults())
         if beside is None:
