@@ -189,9 +189,9 @@ class Recognition:
     def _met(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
         """A new base: does it differ from a known one in volatile spans alone?"""
         layouts = self._service.layouts
-        if laid.n_learned != NO_RULES and layouts.meet(self._tenant, laid.texts):
+        if laid.n_learned != NO_RULES and layouts.meet(self._tenant, laid):
             laid, found = self._look_up(layouts.n_learned(self._tenant))
-            layouts.meet(self._tenant, laid.texts)
+            layouts.meet(self._tenant, laid)
         self.repairs.extend(laid.changes)
         return laid, found
 

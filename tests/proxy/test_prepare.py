@@ -77,6 +77,23 @@ def test_a_span_that_no_rule_knows_is_learned_between_sessions() -> None:
     assert "yellow" in sent(third)[1]["content"]
 
 
+def test_a_span_that_no_rule_knows_is_learned_in_tools_too() -> None:
+    """Whatever order they come in; the system text, which is the same, teaches nothing."""
+    talk = Talk()
+
+    def tools(color: str) -> list[Json]:
+        lamp = tool("lamp")
+        lamp["function"]["description"] = f"Switches.\nThe lamp is {color} now.\nBe kind.\nWrite code.\nBe brief."
+        return [tool("look"), lamp]
+
+    talk.send([system(), user("one")], tools("orange"))
+    second = talk.send([system(), user("two")], tools("violet")[::-1])
+    third = talk.send([system(), user("three")], tools("yellow"))
+    assert second.request.body["tools"] == third.request.body["tools"]
+    assert "yellow" not in str(third.request.body["tools"]) and "= yellow" in sent(third)[1]["content"]
+    assert "orange" not in text(third) and "violet" not in text(third)
+
+
 def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
     talk = Talk()
 
