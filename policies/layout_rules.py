@@ -281,7 +281,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "dir",
         "both",
-        rf"\b(?:temp(?:orary)?|scratch) (?:files?|work|space|data|output)\b[^\n.`\"'/~]{{0,40}} [`\"']?{TEMP_PATH}",
+        rf"\b(?:temp(?:orary)?|scratch) (?:files?|work|space|data|output)\b[^\n.,`\"'/~]{{0,40}} [`\"']?{TEMP_PATH}",
         "path",
         "Write temporary files to /tmp/agent-42/work.",
         PATHS,
