@@ -26,7 +26,7 @@ from policies.types import Match
 from proxy.api.read import ModelRequest, folded
 from proxy.errors import BrokenLine
 from proxy.layouts import LaidBase
-from proxy.ledger import Ledger
+from proxy.ledger import Ledger, seal_of
 from proxy.lines import Found, Line
 from proxy.metrics import Kind
 from proxy.recognise import Recognition
@@ -112,6 +112,7 @@ def keep(service: Service, line: Line, ledger: Ledger) -> None:
     new = ledger.sent or []
     start = next((i for i, (a, b) in enumerate(zip(old or (), new, strict=False)) if a != b), len(old or ()))
     service.store.put_texts(line.id, min(start, len(new)), new[start:])
+    ledger.seal = seal_of(new)
     line.ledger = ledger
     service.texts.hold(line.id, ledger)
 

@@ -22,6 +22,7 @@ from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained
 from proxy.errors import StoreError
 from proxy.layouts import NO_RULES, LaidBase, opening_of, text_of
+from proxy.ledger import seal_of
 from proxy.lines import Found, Line
 from proxy.realign import Realigned, realigned
 from proxy.service import Service
@@ -209,7 +210,8 @@ class Recognition:
         except StoreError as error:
             log.warning("ledger_not_read", line=line.id, error=str(error))
             found = []
-        if len(found) != len(ledger.raw):
+        found = found[: len(ledger.raw)]  # a proxy that was killed in a turn has kept that turn's texts
+        if len(found) != len(ledger.raw) or (ledger.seal and seal_of(found) != ledger.seal):
             self.repairs.append("gave_up")
             return None
         if ledger.sent is None:
