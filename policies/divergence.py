@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from policies.changes import Change, Kind, kind_of
-from policies.flatten import PARAMS, Group, Json, Section, common, dumps, flatten, groups_of
+from policies.flatten import PARAMS, Group, Json, Section, dumps, flatten, groups_of
+from policies.prefix import common
 
 AROUND = 80
 """Characters of text shown on each side of a divergence."""

@@ -101,15 +101,6 @@ def _owner(piece: Piece) -> int | None:
     return None if piece.section == "tools" else piece.message
 
 
-def common(a: str, b: str) -> int:
-    """Characters that two texts share from the start; bisection, because comparing slices is fast and loops are not."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
-
-
 def role_of(message: object) -> str | None:
     """A message's role; for items that have a type instead, the role that it stands for."""
     if not isinstance(message, dict):

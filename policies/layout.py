@@ -24,6 +24,7 @@ __all__ = [
     "Value",
     "change_note",
     "changed_lines",
+    "described",
     "first_note",
     "lay_out",
     "learn",
@@ -117,6 +118,12 @@ def _descriptions(node: object) -> Iterator[str]:
                     yield from _descriptions(schema)
             elif key not in _NO_TEXT:
                 yield from _descriptions(value)
+
+
+def described(tools: object) -> str:
+    """The texts of tool definitions as one, the same for any order of the tools: what is learned from."""
+    found = [_BETWEEN.join(_descriptions(tool)) for tool in (tools if isinstance(tools, list) else ())]
+    return _BETWEEN.join(sorted(found))
 
 
 def _described(node: Any, new: Iterator[str]) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from policies.layout_check import MAX_VALUE
 from policies.layout_shapes import DAY, MONTH
 from policies.layout_text import Learned, instructions_at, lines_of
+from policies.prefix import common
 
 MAX_SPANS = 16
 """Spans that may differ; more are another prompt, not another day."""
@@ -109,12 +110,13 @@ def _in_instructions(text: str, old_lines: Sequence[str], new_lines: Sequence[st
 
 
 def _change(number: int, old: str, new: str) -> _Change:
-    shorter = min(len(old), len(new))
-    start = next((i for i in range(shorter) if old[i] != new[i]), shorter)
-    tail = next((i for i in range(shorter - start) if old[-1 - i] != new[-1 - i]), shorter - start)
-    while start and _WORD.match(old[start - 1]):
+    start = common(old, new)
+    tail = min(common(old[::-1], new[::-1]), min(len(old), len(new)) - start)
+    begin = max(0, start - MAX_VALUE)  # a word beyond it is too long for a value, wherever it begins
+    while start > begin and _WORD.match(old[start - 1]):
         start -= 1
-    while tail and _WORD.match(old[len(old) - tail]):
+    least = max(0, tail - MAX_VALUE)
+    while tail > least and _WORD.match(old[len(old) - tail]):
         tail -= 1
     if first := _OWN.search(old):
         start = min(start, first.start())

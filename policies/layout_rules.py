@@ -28,6 +28,9 @@ from policies.layout_shapes import (
     NOW,
     PATH,
     PATHS,
+    TEMP_NAMED,
+    TEMP_PATH,
+    TEMPORARY,
     TIMES,
     TO_PATH,
     TODAY,
@@ -265,6 +268,27 @@ RULES: tuple[Rule, ...] = (
         PATHS,
         ("directory:", "folder:", "workspace:", "worktree:"),
     ),
+    # opencode's bash tool: "Use `/tmp/opencode` for temporary work outside the workspace."
+    Rule(
+        "dir",
+        "both",
+        rf"(?<![\w/~.]){TEMP_PATH}[`\"')]{{0,2}} (?:for|as) (?:your |any |all )?(?:temp(?:orary)?|scratch)\b",
+        "path",
+        "Use `/home/dev/.opencode-tmp` for temporary work.",
+        PATHS,
+        TEMPORARY,
+    ),
+    Rule(
+        "dir",
+        "both",
+        rf"\b(?:temp(?:orary)?|scratch) (?:files?|work|space|data|output)\b[^\n.,`\"'/~]{{0,40}} [`\"']?{TEMP_PATH}",
+        "path",
+        "Write temporary files to /tmp/agent-42/work.",
+        PATHS,
+        TEMPORARY,
+    ),
+    # Quoted, and with a telling name: cue enough where tools are described.
+    Rule("dir", "tools", rf"[`\"']{TEMP_NAMED}{TEMP_PATH}[`\"']", "path", "In `/home/me/.x-tmp`", PATHS, TEMPORARY),
     # The state an agent keeps per directory, named by the directory's path: ~/.claude/projects/-home-dev-repo.
     Rule(
         "project_dir",

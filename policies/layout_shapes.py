@@ -1,7 +1,7 @@
 """Pieces of the expressions in policies/layout_rules: how dates, clocks, paths, ids and git's lines are spelled.
 
-All are written for re.IGNORECASE and re.MULTILINE and hold no capturing group. The tuples at the end are hints
-(policies/layout_check.Rule): where such a value can stand at all, and which words stand near.
+All are written for re.IGNORECASE and re.MULTILINE and hold no capturing group, but TEMP_PATH is one. The tuples at the
+end are hints (policies/layout_check.Rule): where such a value can stand at all, and which words stand near.
 """
 
 DAY = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
@@ -42,6 +42,12 @@ NOW = (
 TODAY = r"\b(?:today(?:['\u2019]?s)?|current[ _](?:local )?(?:date|day|time|datetime))\b"
 PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\s`\"'<>|]{0,190}[^\s`\"'<>|.,;:!?)\]\\/])?)"
 LONG_PATH = r"(?:(?:~|/|[a-z]:[\\/]|\\\\)(?:[^\n`\"'<>|:]{0,190}[^\s`\"'<>|.,;:)\]\\/])?)"
+TEMP_PATH = (
+    r"((?!/(?:var/)?tmp/?(?![^\s`\"'<>|.,;:!?)\]]))(?:~|/|[a-z]:[\\/])[^\s`\"'<>|()]{1,190}[\w~]"
+    r"(?<!\w\.\w)(?<!\w\.\w\w)(?<!\w\.\w{3})(?<!\w\.\w{4})(?![\w./\\-]*\w))"
+)
+"""Not /tmp itself, which is everybody's, and no file with an extension, which is an example."""
+TEMP_NAMED = r"(?=[^\s`\"'<>|()]{0,150}(?:(?<![a-z])(?:te?mp|scratch(?:pad)?)(?![a-z])|/var/folders/))"
 TO_PATH = r"(?:\*\*|[`\"'])?(?: is:?|:| ?=|\">|>)[\s*`\"'(]{0,4}"
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 ID = (
@@ -72,4 +78,5 @@ DATES = ("00-0", "0/0", "0.0", " 0000", "0000?")
 TIMES = ("0:00",)
 WHEN = ("today", "now", "date", "day", "time", "start", "as of", "it is", "currently", "??")
 PATHS = (" /", '"/', " ~", '"~', ":\\", ":/")
+TEMPORARY = ("tmp", "temp", "scratch", "folders")
 DIRECTORIES = ("director", "dir", "cwd", "pwd")

@@ -115,7 +115,7 @@ def take_out(
             break
         out = _replace(out, spans, values)
         looked_at = sorted({span.text for span in spans})
-    spans = _by_difference(out[:n_system], learned)
+    spans = _by_difference(out, learned)
     return (_replace(out, spans, values) if spans else out), values.found
 
 

@@ -1,4 +1,4 @@
-"""Longest common prefixes of token sequences, packed as little-endian int32."""
+"""Longest common prefixes: of token sequences, packed as little-endian int32, of hash chains, of texts."""
 
 TOKEN_BYTES = 4
 
@@ -25,4 +25,13 @@ def shared_entries(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[middle - 1] == b[middle - 1] else (low, middle - 1)
+    return low
+
+
+def common(a: str, b: str) -> int:
+    """Characters that two texts share from the start; bisection, because comparing slices is fast and loops are not."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
     return low

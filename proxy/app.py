@@ -84,11 +84,11 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         )
         remember_budget(settings.state_dir, settings.disk_budget)
         metrics, lines, tasks = Metrics(), LineBook(settings.max_lines), Tasks()
-        await _load_lines(store, lines)
         engines = Engines(settings, store, metrics, lines, tasks)
         layouts = Layouts((*RULES, *settings.layout_rules), store.put_layout)
         for tenant, blob in await store.load_layouts():
             layouts.load(tenant, blob)
+        await _load_lines(store, lines, layouts)
         metrics.add_rules({*layouts.rule_names, *REPAIRS})
         service = Service(settings, tenants, store, metrics, engines, lines, tasks, layouts)
         service.recall(store.load_requests())
@@ -121,10 +121,13 @@ async def _save(service: Service, keeper: Keeper, left: float) -> None:
     await keeper.save_all(left / 2)
 
 
-async def _load_lines(store: Store, lines: LineBook) -> None:
+async def _load_lines(store: Store, lines: LineBook, layouts: Layouts) -> None:
     for record in await store.load_ledgers():
         try:
-            lines.keep(Line.from_record(record))
+            line = Line.from_record(record)
+            if line.ledger is not None and line.ledger.n_learned > layouts.n_learned(record.tenant):
+                raise ValueError("the values that its base was laid out by are lost, and others will have their names")
+            lines.keep(line)
         except ValueError as error:
             log.warning("ledger_dropped", error=str(error))
 

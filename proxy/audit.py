@@ -10,7 +10,8 @@ from typing import Any
 
 from policies.advice import advice, agent_of
 from policies.divergence import Divergence, first_divergence
-from policies.flatten import Piece, common, flatten
+from policies.flatten import Piece, flatten
+from policies.prefix import common
 from policies.types import digest
 from proxy.api.read import identity
 from proxy.audit_parts import Steadiness, shape_of

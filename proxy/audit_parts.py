@@ -10,6 +10,7 @@ from typing import Any
 
 from policies.changes import VALUES
 from policies.flatten import Piece
+from policies.prefix import common
 
 ALWAYS = 0.5
 """Share of requests in which a line changed, from which on it is volatile; below it is semi-static, at 0 static."""
@@ -100,7 +101,6 @@ def _first_other(old: Sequence[str], new: Sequence[str]) -> tuple[str, str]:
     for i in range(max(len(old), len(new))):
         a, b = (lines[i] if i < len(lines) else "" for lines in (old, new))
         if a != b:
-            same = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            start = max(0, same - MASKED // 4) if max(len(a), len(b)) > MASKED else 0
+            start = max(0, common(a, b) - MASKED // 4) if max(len(a), len(b)) > MASKED else 0
             return a[start:], b[start:]
     return "", ""

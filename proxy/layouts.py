@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import structlog
 
-from policies.layout import Laid, Learned, Value, lay_out, learn, order_tools, tool_key
+from policies.layout import Laid, Learned, Value, described, lay_out, learn, order_tools, tool_key
 from policies.layout_rules import RULES, Rule
 from policies.types import digest
 
@@ -51,7 +51,8 @@ MOST_LEARNED = 64
 
 @dataclass(frozen=True, slots=True)
 class LaidBase:
-    """A base as it is sent. `texts`: of the leading messages; `system`, `tools_digest`: what decides the prefix.
+    """A base as it is sent. `texts`: of the leading messages; `described`: of the tools; `system`, `tools_digest`: what
+    decides the prefix.
 
     `opening`: system messages right behind the first user message (Claude Code's environment), laid out with it.
     """
@@ -65,6 +66,7 @@ class LaidBase:
     tools_digest: bytes
     n_learned: int
     opening: tuple[Json, ...] = ()
+    described: str = ""
 
 
 @dataclass(slots=True)
@@ -147,6 +149,7 @@ class Layouts:
             system=digest(*map(orjson.dumps, own)),
             tools_digest=digest(orjson.dumps(ordered)),
             n_learned=n_learned,
+            described=described(laid.tools),
         )
 
     def _ordered(self, tenant: str, known: _Tenant, laid: Laid) -> tuple[Any, bool]:
@@ -167,13 +170,15 @@ class Layouts:
         ordered = [spelled[key] for key in order]
         return ordered, ordered != laid.tools
 
-    def meet(self, tenant: str, texts: tuple[str, ...]) -> bool:
-        """A new session's system texts. True when they taught something: a known one differs only in volatile spans."""
+    def meet(self, tenant: str, laid: LaidBase) -> bool:
+        """A new session's base. True when it taught something: a known one differs only in volatile spans."""
         known = self._tenants.setdefault(tenant, _Tenant())
-        if not any(texts) or texts in known.bases:
+        texts = (*laid.texts, laid.described)
+        if not any(laid.texts) or texts in known.bases:
             return False
         for other in reversed(known.bases):
-            if self._add(known, learn(other, texts, 1) or ()):
+            # Where the tools are others, or differ in more, the system text may still be one.
+            if self._add(known, learn(other, texts, 1) or learn(other[:-1], laid.texts, 1) or ()):
                 self._save(tenant, known)
                 return True
         if self._add(known, _wording(known.bases, texts)):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
+import xxhash
 
 from llamacpp.errors import EngineBroken
 from llamacpp.sse import EventSplitter, data_of
@@ -73,6 +74,8 @@ class Ledger:
     told: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     n_learned: int = 0
     reply: Reply = field(default_factory=Reply)
+    seal: str = ""
+    """Checksum of `sent` (`seal_of`): texts in state.db that are another turn's, or damaged, are none of it."""
     replaced: list[Replacement] = field(default_factory=list)
     """Spans of it that a summary stands for, each longer than the one before; the last is what is sent. `sent` holds
     the messages of the spans as well: should the client's history part from it there, they are sent again."""
@@ -128,6 +131,7 @@ class Ledger:
             "normal": b"".join(self.normal).hex(),
             "altered": sorted(self.altered),
             "deferred": sorted(self.deferred),
+            "seal": self.seal,
             "told": self.told,
             "n_learned": self.n_learned,
             "reply": reply,
@@ -143,6 +147,7 @@ class Ledger:
             sent=None,
             altered=set(map(int, extra["altered"])),
             deferred=set(map(int, extra["deferred"])),
+            seal=str(extra.get("seal", "")),
             told=[(int(at), {str(k): str(v) for k, v in told.items()}) for at, told in extra["told"]],
             n_learned=int(extra["n_learned"]),
             reply=Reply(message=extra["reply"] if isinstance(extra["reply"], dict) else None),
@@ -164,6 +169,14 @@ class Ledger:
             told=[(at, told) for at, told in self.told if at < position],
             replaced=[r for r in self.replaced if r.end <= position],
         )
+
+
+def seal_of(sent: Sequence[bytes]) -> str:
+    """Checksum of messages as they were sent, 16 hex digits."""
+    seal = xxhash.xxh3_64()
+    for blob in sent:
+        seal.update(blob)
+    return seal.hexdigest()
 
 
 def _digests(packed: str) -> list[bytes]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -25,7 +26,7 @@ from policies.types import Match
 from proxy.api.read import ModelRequest, folded
 from proxy.errors import BrokenLine
 from proxy.layouts import LaidBase
-from proxy.ledger import Ledger
+from proxy.ledger import Ledger, seal_of
 from proxy.lines import Found, Line
 from proxy.metrics import Kind
 from proxy.recognise import Recognition
@@ -38,6 +39,9 @@ Json = dict[str, Any]
 
 PRUNE_AT = 0.85
 """Share of the usable context that a prompt fills before the client's deferred prunes are done (issue 4)."""
+MOST_RESPELLED = 1024
+"""Messages that one request may spell otherwise than its ledger; beyond it they are sent as they come. Each costs a
+fraction of a millisecond of the event loop, and no local context holds so many that an agent respells at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ def keep(service: Service, line: Line, ledger: Ledger) -> None:
     new = ledger.sent or []
     start = next((i for i, (a, b) in enumerate(zip(old or (), new, strict=False)) if a != b), len(old or ()))
     service.store.put_texts(line.id, min(start, len(new)), new[start:])
+    ledger.seal = seal_of(new)
     line.ledger = ledger
     service.texts.hold(line.id, ledger)
 
@@ -150,6 +155,9 @@ class _Repair:
         differing = {i for i in known if ledger.normal[i] != normals[i]}
         if not differing or any(self._messages[i].get("role") != "tool" for i in differing):
             return found
+        if len(differing) > MOST_RESPELLED:
+            self._repairs.append("gave_up")
+            return found
         sent = await self._recognition.texts(line)
         if sent is None or line.ledger is not ledger:
             return found
@@ -180,12 +188,13 @@ class _Repair:
 
     async def _spelled(self, laid: LaidBase, found: Found) -> Prepared:
         old = found.line.ledger if found.line is not None and found.match is not Match.BASE else None
+        is_edit = found.match is Match.EDITED
         known = 0 if old is None else len(old.raw) if found.match is Match.EXTENDS else found.shared
         raws = self._request.raws
         if old is not None and known == self._n and raws[-1] != old.raw[known - 1]:
             known -= 1  # asked again in other words: the newest message is the client's to say
         if old is not None:
-            known = self._with_room(old, known, laid)
+            known, found = self._bounded(old, self._with_room(old, known, laid), found)
         if found.line is not None and old is not None and self._needs_text(old, known):
             sent = await self._recognition.texts(found.line)
             if sent is None:
@@ -199,7 +208,7 @@ class _Repair:
         altered = {i for i in (*range(self._n_leading), *self._opening) if messages[i] != self._messages[i]}
         if old is not None:
             altered |= self._from_ledger(old, messages)
-        altered |= self._given_back(full, known, messages, is_edit=found.match is Match.EDITED)
+        altered |= self._given_back(full, known, messages, is_edit=is_edit)
         told = self._noted(old, known, laid, messages, altered)
         return self._finish(laid, found, old, messages, altered, told)
 
@@ -209,6 +218,16 @@ class _Repair:
         return (
             at if at is not None and at < known and any(old.changed(known, laid.values, self._line_changes)) else known
         )
+
+    def _bounded(self, old: Ledger, known: int, found: Found) -> tuple[int, Found]:
+        """Fewer known messages where the client spells too many of them otherwise."""
+        raws = self._request.raws
+        differing = (i for i in range(self._n_leading, known) if old.raw[i] != raws[i])
+        at = next(islice(differing, MOST_RESPELLED, None), None)
+        if at is None:
+            return known, found
+        self._repairs.append("gave_up")
+        return at, Found(found.line, Match.EDITED, at)
 
     def _needs_text(self, old: Ledger, known: int) -> bool:
         start, raws = self._n_leading, self._request.raws
@@ -256,11 +275,16 @@ class _Repair:
         """Answers that the client echoes in other words, or without what the model thought, as the model gave them."""
         if full is None:
             return set()
-        altered = set()
+        altered: set[int] = set()
+        again = range(len(full.normal) - 1, known - 1, -1) if is_edit and full.sent is not None else ()
+        places = {full.normal[i]: i for i in again}
         for i in range(max(known, self._n_leading), self._n):
             if messages[i].get("role") != "assistant":
                 continue
-            reply = self._reply_to(full, known, i, is_edit=is_edit)
+            if len(altered) >= MOST_RESPELLED:
+                self._repairs.append("gave_up")
+                break
+            reply = self._reply_to(full, i, places)
             if reply is None:
                 continue
             given, kinds = self._echoed(reply, messages[i], full)
@@ -276,14 +300,15 @@ class _Repair:
             return reply, ("placeholder",)
         return give_back(reply, echo, defaults)
 
-    def _reply_to(self, full: Ledger, known: int, position: int, *, is_edit: bool) -> Json | None:
+    def _reply_to(self, full: Ledger, position: int, places: Mapping[bytes, int]) -> Json | None:
+        """`places`: where the ledger behind an edit has a message of that normal form first."""
         if position == len(full.raw):
             return full.reply.message
-        if not is_edit or full.sent is None:
+        at = places.get(self._request.normals[position])
+        if at is None or full.sent is None or full.sent[at] == self._request.blobs[position]:
             return None
-        same = (i for i in range(known, len(full.normal)) if full.normal[i] == self._request.normals[position])
-        at = next(same, None)
-        return orjson.loads(full.sent[at]) if at is not None else None
+        said: Json = orjson.loads(full.sent[at])
+        return said
 
     def _noted(
         self, old: Ledger | None, known: int, laid: LaidBase, messages: list[Json], altered: set[int]

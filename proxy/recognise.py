@@ -22,6 +22,7 @@ from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained
 from proxy.errors import StoreError
 from proxy.layouts import NO_RULES, LaidBase, opening_of, text_of
+from proxy.ledger import seal_of
 from proxy.lines import Found, Line
 from proxy.realign import Realigned, realigned
 from proxy.service import Service
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 Json = dict[str, Any]
 
 
+MOST_ASIDE = 2048
+"""Messages behind the first that differs, among which those that say nothing are looked for, on the event loop."""
 DOUBT = 10
 """Taken from how well a line fits that was told another directory: the session may have moved, or be another."""
 
@@ -74,6 +77,9 @@ class Recognition:
             return found
         sent, ledger, request = await self.texts(line), line.ledger, self.request
         if sent is None or ledger is None:
+            return found
+        if max(len(sent), self._n) - max(found.shared, self._n_leading) > MOST_ASIDE:
+            self.repairs.append("gave_up")
             return found
         beside = realigned(request, ledger, sent, found.shared, self.defaults())
         if beside is None:
@@ -184,9 +190,9 @@ class Recognition:
     def _met(self, laid: LaidBase, found: Found) -> tuple[LaidBase, Found]:
         """A new base: does it differ from a known one in volatile spans alone?"""
         layouts = self._service.layouts
-        if laid.n_learned != NO_RULES and layouts.meet(self._tenant, laid.texts):
+        if laid.n_learned != NO_RULES and layouts.meet(self._tenant, laid):
             laid, found = self._look_up(layouts.n_learned(self._tenant))
-            layouts.meet(self._tenant, laid.texts)
+            layouts.meet(self._tenant, laid)
         self.repairs.extend(laid.changes)
         return laid, found
 
@@ -204,7 +210,8 @@ class Recognition:
         except StoreError as error:
             log.warning("ledger_not_read", line=line.id, error=str(error))
             found = []
-        if len(found) != len(ledger.raw):
+        found = found[: len(ledger.raw)]  # a proxy that was killed in a turn has kept that turn's texts
+        if len(found) != len(ledger.raw) or (ledger.seal and seal_of(found) != ledger.seal):
             self.repairs.append("gave_up")
             return None
         if ledger.sent is None:

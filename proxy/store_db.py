@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
+import xxhash
+
 from proxy.errors import StoreError
 from proxy.state_dir import PRIVATE_FILE, explain_os_error
 from proxy.store_types import Row, Snapshot
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 COMPANIONS = ("", "-wal", "-shm")  # the files that SQLite keeps beside a database in WAL mode
 BUSY_TIMEOUT_SECONDS = 2.0  # a person's `sqlite3 state.db` may read beside us; the flock keeps other proxies out
 
@@ -40,7 +42,8 @@ _SCHEMA_3 = """
 CREATE TABLE prompts (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
 _SCHEMA_4 = "ALTER TABLE snapshots ADD COLUMN checksum TEXT NOT NULL DEFAULT '';"
-_STEPS = (_SCHEMA, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4)
+_SCHEMA_5 = "".join(f"UPDATE {table} SET record = sealed(record);" for table in ("ledgers", "requests", "layouts"))
+_STEPS = (_SCHEMA, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5)
 """From each version to the next."""
 MOST_TEXT_BYTES = 1024**3
 """Messages of all ledgers; beyond it the lines used longest ago lose theirs (their prompts then come as sent)."""
@@ -120,6 +123,7 @@ class StateDb:
             )
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")  # WAL: a power cut may lose the last commits, never the file
+        self._db.create_function("sealed", 1, sealed, deterministic=True)
         self._db.execute("PRAGMA secure_delete=ON")  # what a person had deleted must not stay in free pages
         if version < SCHEMA_VERSION:
             self._create("".join(_STEPS[version:]))
@@ -215,7 +219,7 @@ class StateDb:
     def ledgers(self) -> list[tuple[str, bytes]]:
         """(line, record), the least recently put first."""
         with self._explained():
-            return self._db.execute("SELECT line, record FROM ledgers ORDER BY seq").fetchall()
+            return _unsealed(self._db.execute("SELECT line, record FROM ledgers ORDER BY seq"))
 
     def texts(self, line: str) -> list[bytes]:
         """The messages of a line's ledger, in order."""
@@ -226,12 +230,12 @@ class StateDb:
     def layouts(self) -> list[tuple[str, bytes]]:
         """(tenant, record)."""
         with self._explained():
-            return self._db.execute("SELECT tenant, record FROM layouts ORDER BY seq").fetchall()
+            return _unsealed(self._db.execute("SELECT tenant, record FROM layouts ORDER BY seq"))
 
     def requests(self) -> list[tuple[str, bytes]]:
         """(id, record), the oldest first."""
         with self._explained():
-            return self._db.execute("SELECT id, record FROM requests ORDER BY seq").fetchall()
+            return _unsealed(self._db.execute("SELECT id, record FROM requests ORDER BY seq"))
 
     def clear(self) -> None:
         """Delete everything, and leave nothing of it in free pages or the write-ahead log."""
@@ -257,13 +261,25 @@ class Corrupt(StoreError):
     """The database file is damaged: move it aside and start anew."""
 
 
+def sealed(record: bytes | str) -> bytes:
+    """A record behind its checksum: SQLite notices damage to its own structures, not to what is kept in them, and a
+    ledger that remembers another word than was sent makes the model read that word."""
+    blob = record.encode() if isinstance(record, str) else record
+    return xxhash.xxh3_64_digest(blob) + blob
+
+
+def _unsealed(rows: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The records; of one that is not as it was written only b"", which is no record."""
+    return [(key, blob[8:] if isinstance(blob, bytes) and sealed(blob[8:]) == blob else b"") for key, blob in rows]
+
+
 def _upsert(db: sqlite3.Connection, table: str, key: str, values: Mapping[str, bytes | None], limit: int) -> list[str]:
     """Puts and deletes rows, then deletes the oldest beyond the limit. Returns the keys of all that were deleted."""
     gone = [k for k, v in values.items() if v is None]
     kept = [(k, v) for k, v in values.items() if v is not None]
     db.executemany(f"DELETE FROM {table} WHERE {key}=?", [(k,) for k in gone])
     # a replaced row takes a new seq: "oldest" means least recently put
-    db.executemany(f"INSERT OR REPLACE INTO {table} ({key}, record) VALUES (?, ?)", kept)
+    db.executemany(f"INSERT OR REPLACE INTO {table} ({key}, record) VALUES (?, sealed(?))", kept)
     if not kept:
         return gone
     beyond = f"SELECT seq FROM {table} ORDER BY seq DESC LIMIT -1 OFFSET ?"

@@ -12,7 +12,8 @@ from policies.advice import AGENTS, TABLE, advice, advice_for_cause, agent_of
 from policies.causes import Cause
 from policies.changes import Kind
 from policies.divergence import AROUND, Divergence, first_divergence
-from policies.flatten import common, flatten, groups_of
+from policies.flatten import flatten, groups_of
+from policies.prefix import common
 
 Json = dict[str, Any]
 

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.layout import changed_lines, lay_out, learn
+from policies.layout_check import MAX_VALUE
+from policies.layout_learn import _change
 from policies.layout_text import Learned
 
 HEAD = "You are an agent that works on files.\n" * 8
@@ -156,3 +158,9 @@ def test_what_is_learned_makes_both_texts_one(lines: list[str], one: str, other:
     both = [lay_out([{"role": "system", "content": text[0]}], None, learned=learned) for text in (old, new)]
     assert both[0].leading == both[1].leading
     assert [each.values[0].text for each in both] != [one, one]
+
+
+def test_a_word_without_end_is_not_walked() -> None:
+    """A line of megabytes costs a comparison, not a step per character."""
+    change = _change(0, "x" * 100_000 + "1" + "y" * 100_000, "x" * 100_000 + "2" + "y" * 100_000)
+    assert (change.start, change.tail) == (100_000 - MAX_VALUE, 100_000 - MAX_VALUE)

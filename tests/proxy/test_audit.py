@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.flatten import Piece, common
+from policies.flatten import Piece
+from policies.prefix import common
 from proxy.audit import Audit, Prompt, Prompts, Tokens
 from proxy.audit_parts import Steadiness, shape_of
 from proxy.cli import main

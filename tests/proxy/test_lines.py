@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,11 @@ from hypothesis import strategies as st
 from llamacpp.tokens import Estimator
 from policies.causes import Cause
 from policies.types import Match, Prompt, digest
+from proxy.app import _load_lines
+from proxy.layouts import Layouts
+from proxy.ledger import Ledger
 from proxy.lines import MOST_COMPARED, TEMPLATE_TOKENS, Found, Identity, Line, LineBook, new_line
+from proxy.store import Store
 from proxy.store_types import LedgerRecord
 
 ME = Identity("local")
@@ -307,6 +312,23 @@ def test_a_line_of_an_earlier_run_is_extended() -> None:
     found = find(after, "hi", "hello", "bye")
     assert found.match is Match.EXTENDS
     assert found.line is not None and found.line.id == record.line
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_base_laid_out_by_lost_values_is_no_base(is_kept: bool) -> None:
+    """Other values will be learned under the same names."""
+    line = tell(LineBook(5), "hi", "hello")
+    line.ledger = Ledger(n_learned=1)
+    known = b'{"orders":[],"spelled":{},"bases":[],"learned":[["Lamp: "," on","value_1"]]}'
+    layouts, book = Layouts(), LineBook(5)
+    layouts.load(line.who.tenant, known if is_kept else b"")
+    records = [line.to_record()]
+
+    async def load_ledgers() -> list[LedgerRecord]:
+        return records
+
+    await _load_lines(cast(Store, SimpleNamespace(load_ledgers=load_ledgers)), book, layouts)
+    assert len(book) == is_kept
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from policies.types import Match
 from proxy.errors import BrokenLine
+from proxy.ledger import Ledger
 from tests.proxy.talk import (
     N_CTX,
     FakeEngine,
@@ -96,6 +97,23 @@ def test_an_instruction_that_is_edited_in_a_conversation_is_a_branch() -> None:
     assert edited.found.match is not Match.EXTENDS
     assert sent(edited)[0] == lamp("careless")
     assert "careful" not in text(edited)
+
+
+def test_a_span_that_no_rule_knows_is_learned_in_tools_too() -> None:
+    """Whatever order they come in; the system text, which is the same, teaches nothing."""
+    talk = Talk()
+
+    def tools(color: str) -> list[Json]:
+        lamp = tool("lamp")
+        lamp["function"]["description"] = f"Switches.\nThe lamp is {color} now.\nBe kind.\nWrite code.\nBe brief."
+        return [tool("look"), lamp]
+
+    talk.send([system(), user("one")], tools("orange"))
+    second = talk.send([system(), user("two")], tools("violet")[::-1])
+    third = talk.send([system(), user("three")], tools("yellow"))
+    assert second.request.body["tools"] == third.request.body["tools"]
+    assert "yellow" not in str(third.request.body["tools"]) and "= yellow" in sent(third)[1]["content"]
+    assert "orange" not in text(third) and "violet" not in text(third)
 
 
 def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
@@ -359,6 +377,26 @@ def test_texts_come_back_from_the_store() -> None:
     line.ledger.sent = None
     two = talk.send([system(), user("x"), answer(), user("y")])
     assert is_prefix(one, two)
+
+
+@pytest.mark.parametrize("n_more", [0, 1])
+def test_texts_of_another_turn_are_known_by_their_seal(n_more: int) -> None:
+    """A proxy killed in a turn has kept that turn's texts beside the ledger of the one before."""
+    talk = Talk()
+    history = [system(), user("x"), call(), result("42")]
+    one = talk.send(history)
+    (line,) = talk.service.lines
+    texts = cast(Texts, talk.service.store).texts[line.id]
+    ledger = cast(Ledger, line.ledger)
+    ledger.sent = None
+    if n_more:
+        texts.append(b'{"role":"user","content":"next"}')
+    else:
+        texts[1] = texts[1].replace(b'x"', b'y"')
+    two = talk.send([*history[:2], call('{"n": 1,  "path": "a.py"}'), history[3], answer(), user("y")])
+    assert ("gave_up" in two.repairs) is (n_more == 0)
+    assert is_prefix(one, two) is bool(n_more)
+    assert sent(two)[1]["content"].endswith("x"), "it was told what another turn said"
 
 
 def test_texts_that_are_lost_are_done_without() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 from proxy import store_db
@@ -79,6 +80,37 @@ async def test_an_older_state_db_gets_the_tables(tmp_path: Path) -> None:
     store.put_ledger(record("a"))
     store.put_texts("a", 0, [b"0"])
     assert await store.load_texts("a") == [b"0"]
+    await store.close()
+
+
+async def test_a_record_with_another_byte_is_none(tmp_path: Path) -> None:
+    """SQLite does not notice it: what was sent, or learned, would be remembered otherwise."""
+    store = await opened(tmp_path)
+    store.put_ledger(replace(record("a"), extra={"told": "Sunday"}))
+    store.put_layout("local", b'{"learned": "Sunday"}')
+    await store.close()
+    database = tmp_path / "state.db"
+    damaged = database.read_bytes()
+    assert damaged.count(b"Sunday") == 2
+    database.write_bytes(damaged.replace(b"Sunday", b"Monday"))
+    store = await opened(tmp_path)
+    assert await store.load_ledgers() == [] and store.counters["bad_records"] == 1
+    assert await store.load_layouts() == [("local", b"")]
+    await store.close()
+
+
+async def test_records_of_an_earlier_version_are_sealed(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    store.put_ledger(record("a"))
+    store.put_layout("local", b"{}")
+    await store.close()
+    with sqlite3.connect(tmp_path / "state.db") as db:
+        db.execute("UPDATE ledgers SET record = substr(record, 9)")
+        db.execute("UPDATE layouts SET record = substr(record, 9)")
+        db.execute("PRAGMA user_version=4")
+    db.close()
+    store = await opened(tmp_path)
+    assert (await store.load_ledgers(), await store.load_layouts()) == ([record("a")], [("local", b"{}")])
     await store.close()
 
 
