@@ -7,9 +7,7 @@ the line's ledger, where it stays (proxy/ledger.Ledger.replaced).
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +19,7 @@ from policies.compaction_text import digest_of, fault, finished, instruction, sh
 from policies.layout import Value, change_note, line_note
 from policies.types import Match, digest
 from proxy.api.read import CHAT_PATH, ModelRequest, folded
+from proxy.aside import Ask
 from proxy.engine import Engine
 from proxy.errors import SlotkeeperError
 from proxy.ledger import Ledger
@@ -60,54 +59,9 @@ ASKED_ALIKE = (
 """Fields of the client's request that the summary's shares: they decide the prompt's beginning, or who answers."""
 
 
-class Collected:
-    """An answer that is read here (proxy.relay.Out)."""
-
-    def __init__(self) -> None:
-        self.started = False
-        self.parts: list[bytes] = []
-        self.error: SlotkeeperError | None = None
-        self.record: Record | None = None
-
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        """Nobody is told."""
-        self.started = True
-
-    async def write(self, data: bytes) -> None:
-        """A piece of the answer."""
-        self.parts.append(data)
-
-    async def end(self) -> None:
-        """It is whole."""
-
-    async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None:
-        """There is none."""
-        self.error = error
-
-    @property
-    def choice(self) -> Json:
-        """The answer's choice; empty when there is none."""
-        try:
-            found = orjson.loads(b"".join(self.parts))["choices"][0]
-        except (orjson.JSONDecodeError, LookupError, TypeError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-
-Ask = Callable[[Prepared], Awaitable[Collected]]
-
-
-async def ask_aside(exchange: Callable[..., Any], service: Service, prepared: Prepared) -> Collected:
-    """Runs a question of ours on a line's own slot. `exchange`: the class, which cannot be imported here."""
-    out, r = Collected(), prepared.request
-    record = Record(f"req_{secrets.token_hex(8)}", r.who.tenant, r.dialect, prepared.kind, time.time())
-    await exchange(service, r, out, record, prepared=prepared).run()
-    out.record = record
-    return out
-
-
 class Compaction:
-    """At most one for a request of `line`. `asked`: as the client sent it; `ask`: asks a question of ours."""
+    """At most one for a request of `line`. `asked`: as the client sent it; `ask`: asks a question of ours, and says
+    whether it is sure already that the request will fit, so that its client may be told that there is life."""
 
     def __init__(
         self, service: Service, engine: Engine, line: Line, asked: ModelRequest, record: Record, ask: Ask
@@ -213,17 +167,41 @@ class Compaction:
             )
             if not isinstance(decided, Compact):
                 return None
-            text, outcome = await self._text(whole, decided, n_chars)
-            chosen = Replacement(decided.start, decided.end, decided.pinned, text)
-            sent = self._with(prepared, messages, chosen)
+            spare = await self._finished(whole, messages, decided, n_chars)
+            n_spare = await self._count(self._with(prepared, messages, spare))
             expected = max(0, n_prompt - decided.freed)
-            n_after = await self._count(sent) or expected
-            if not self._budget.cannot_run(n_after):
-                self._record.compaction["messages"] = [chosen.start, chosen.end]
-                self._line.chosen = Chosen(chosen, tuple(ledger.raw[: chosen.end]), outcome)
-                return sent, outcome, n_after
-            excess += max(1, n_after - expected)
-        return None
+            if not self._budget.cannot_run(n_spare or expected):
+                break
+            excess += max(1, (n_spare or expected) - expected)
+        else:
+            return None
+        return await self._summed_up(whole, prepared, messages, decided, n_chars, spare, n_spare)
+
+    async def _summed_up(
+        self,
+        whole: Prepared,
+        prepared: Prepared,
+        messages: Sequence[Json],
+        decided: Compact,
+        n_chars: int,
+        chosen: Replacement,
+        n_after: int | None,
+    ) -> tuple[Prepared, CompactionOutcome, int]:
+        """With the model's summary; with the digest (`chosen`, with which the prompt has `n_after` tokens and is known
+        to fit) when there is none that is fit, or when it would be too long."""
+        outcome: CompactionOutcome = "digest"
+        if n_after is not None and (tell := getattr(self._asked.writer, "progress", None)) is not None:
+            tell(n_after, 0)
+        said = await self._summary(whole, messages, decided, n_chars, is_sure=n_after is not None)
+        if said is not None:
+            better = await self._finished(whole, messages, decided, n_chars, said)
+            n_better = await self._count(self._with(prepared, messages, better))
+            if n_better is None or not self._budget.cannot_run(n_better):
+                chosen, n_after, outcome = better, n_better, "summary"
+        assert prepared.ledger is not None
+        self._record.compaction["messages"] = [chosen.start, chosen.end]
+        self._line.chosen = Chosen(chosen, tuple(prepared.ledger.raw[: chosen.end]), outcome)
+        return self._with(prepared, messages, chosen), outcome, n_after or max(0, self._n_whole - decided.freed)
 
     def _with(self, prepared: Prepared, messages: Sequence[Json], chosen: Replacement) -> Prepared:
         """The request with that summary in it."""
@@ -254,33 +232,35 @@ class Compaction:
 
     # --- the summary ------------------------------------------------------------------------------------------------
 
-    async def _text(self, whole: Prepared, decided: Compact, n_chars: int) -> tuple[str, CompactionOutcome]:
-        """What takes the span's place, and whether the model said it."""
+    async def _finished(
+        self, whole: Prepared, messages: Sequence[Json], decided: Compact, n_chars: int, said: str | None = None
+    ) -> Replacement:
+        """What takes the span's place: what the model `said`, or a digest."""
         ledger = whole.ledger
-        assert ledger is not None and ledger.sent is not None
-        messages = [orjson.loads(blob) for blob in ledger.sent]
+        assert ledger is not None
         old = ledger.replaced[-1] if ledger.replaced else None
         kept = set(decided.pinned)
         first = [{"role": "user", "content": old.text}] if old is not None else []
         begin = old.end if old is not None else decided.start
         pinned = [] if old is None else [messages[i] for i in old.pinned if i not in kept]
         span = [*pinned, *(messages[i] for i in range(begin, decided.end) if i not in kept)]
-        outcome: CompactionOutcome = "summary"
-        text = await self._summary(whole, messages, decided, n_chars)
-        if text is None:
-            outcome, text = "digest", old.text[: n_chars // 2] + "\n" if old is not None else ""
-            text += await asyncio.to_thread(digest_of, span, n_chars - len(text))
         # A span may be as long as a body: what looks through it must not hold the loop.
-        return await asyncio.to_thread(finished, text, [*first, *span], n_chars, _notes(ledger, decided)), outcome
+        if said is None:
+            said = old.text[: n_chars // 2] + "\n" if old is not None else ""
+            said += await asyncio.to_thread(digest_of, span, n_chars - len(said))
+        text = await asyncio.to_thread(finished, said, [*first, *span], n_chars, _notes(ledger, decided))
+        return Replacement(decided.start, decided.end, decided.pinned, text)
 
-    async def _summary(self, whole: Prepared, messages: Sequence[Json], decided: Compact, n_chars: int) -> str | None:
+    async def _summary(
+        self, whole: Prepared, messages: Sequence[Json], decided: Compact, n_chars: int, *, is_sure: bool
+    ) -> str | None:
         """The model's, None when it gave none that is fit."""
         for instruct, temperature in TRIES:
             asked = instruct(self._budget.n_summary)
             question = self._question(whole, messages, decided, asked, temperature)
             if question is None:
                 return None
-            answer = await self._ask(question)
+            answer = await self._ask(question, is_sure)
             self._record.compaction.setdefault("requests", []).append(answer.record.id if answer.record else "")
             message = answer.choice.get("message") or {}
             text = message.get("content") or ""
@@ -322,7 +302,7 @@ class Compaction:
         shown = replace(ledger, replaced=[x for x in ledger.replaced if x.end <= end]).composed(messages[:end])
         body = {name: r.body[name] for name in ASKED_ALIKE if name in r.body}
         body |= {"messages": [*shown, {"role": "user", "content": text}], "max_tokens": n_answer}
-        body |= {"temperature": temperature, "seed": SEED}
+        body |= {"temperature": temperature, "seed": SEED, "stream": True}
         if body.get("tools"):
             body["tool_choice"] = "none"  # the template prints the same prompt, the answer is not read for calls
         p = r.prompt

@@ -19,8 +19,9 @@ from policies.prefix import n_tokens
 from policies.types import Match, digest
 from policies.upkeep import is_worth
 from proxy.api.read import CHAT_PATH, read
+from proxy.aside import Ask, Collected, ask_aside
 from proxy.carry_out import give_back, save
-from proxy.compact import Collected, Compaction, ask_aside
+from proxy.compact import Compaction
 from proxy.engine import Engine
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
@@ -116,9 +117,8 @@ class Ahead:
             line.n_tokens = max(0, slot.n_tokens - (n_reply if has_reply else 0)) or line.n_tokens
             self._service.engines.remember(line)
 
-    def _ask(self, engine: Engine) -> Callable[[Prepared], Any]:
-
-        async def ask(prepared: Prepared) -> Collected:
+    def _ask(self, engine: Engine) -> Ask:
+        async def ask(prepared: Prepared, _: bool) -> Collected:
             answer = await self._unless_needed(engine, ask_aside(self._exchange, self._service, prepared), n_ours=1)
             if answer.error is not None:  # nobody waits: no digest is needed because the engine failed
                 raise EngineError(f"A summary could not be made ahead: {answer.error}")

@@ -38,21 +38,23 @@ class Reply:
     def message(self) -> Json | None:
         """The assistant message that the model produced, as far as it came; None when there is none."""
         if self._chunks:
-            self._message, self._chunks = _assembled(b"".join(self._chunks)), ()
+            found = assembled(b"".join(self._chunks)).get("message")
+            self._message, self._chunks = found if isinstance(found, dict) else None, ()
         return self._message
 
 
-def _assembled(stream: bytes) -> Json | None:
+def assembled(stream: bytes) -> Json:
+    """The choice that a chat's events make, as far as they came; empty when they make none."""
     decoder = Decoder("chat")
     try:
         for event in EventSplitter().feed(stream):
             data = data_of(event)
             if data is not None and data != b"[DONE]" and isinstance(found := orjson.loads(data), dict):
                 decoder.feed(found)
-        message = decoder.whole(Asked.of({}, "chat"))["choices"][0]["message"]
+        choice = decoder.whole(Asked.of({}, "chat"))["choices"][0]
     except (EngineBroken, orjson.JSONDecodeError, LookupError, TypeError):
-        return None
-    return message if isinstance(message, dict) else None
+        return {}
+    return choice if isinstance(choice, dict) else {}
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from policies.compaction import Replacement
 from policies.types import Match
 from proxy import compact
 from proxy.api.read import Told, read
-from proxy.compact import Collected, Compaction
+from proxy.aside import Collected
+from proxy.compact import Compaction
 from proxy.config import Settings
 from proxy.engine import Engine
 from proxy.engine_errors import too_long
@@ -82,11 +83,16 @@ class Client(Talk):
 
         return asyncio.run(run())
 
-    async def _ask(self, prepared: Prepared) -> Collected:
+    async def _ask(self, prepared: Prepared, is_sure: bool) -> Collected:
+        assert is_sure, "that it fits is known before anybody is asked"
         self.asked.append(prepared)
         out = Collected()
-        found = self.answers.pop(0) if self.answers else {}
-        await out.write(orjson.dumps({"choices": [{"finish_reason": "stop", "message": answer(GOOD), **found}]}))
+        found = {"finish_reason": "stop", "message": answer(GOOD)} | (self.answers.pop(0) if self.answers else {})
+        message = found.pop("message") or {}
+        calls = [{"index": i, **c} for i, c in enumerate(message.get("tool_calls", ()))]
+        delta = {**message, **({"tool_calls": calls} if calls else {})}
+        for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, **found}):
+            await out.write(b"data: " + orjson.dumps({"choices": [{"index": 0, **choice}]}) + b"\n\n")
         return out
 
 
@@ -274,7 +280,7 @@ def test_a_tail_of_more_tokens_than_its_bytes_promise(monkeypatch: pytest.Monkey
     one = client.say(messages)
     assert client.record.compaction["after"] < N_CTX / 2
     assert text(one).count("文") < 200, "at most what a digest cites of it"
-    assert (client.record.compaction["outcome"], len(client.asked)) == ("digest", 1), "the larger span fits no question"
+    assert (client.record.compaction["outcome"], len(client.asked)) == ("digest", 0), "the larger span fits no question"
 
 
 def test_what_cannot_be_helped_says_nothing_of_a_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
