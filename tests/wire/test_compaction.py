@@ -12,7 +12,9 @@ from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
 from tests.servers import until
 from tests.wire.conftest import Serve
-from tests.wire.wire import CHAT, Wire, chat
+from tests.wire.dialects import MESSAGES, RESPONSES, said
+from tests.wire.test_keep_alive import ALWAYS, SIGNS
+from tests.wire.wire import CHAT, Wire, chat, data
 
 N_CTX = 2000
 SUMMARY = [" The", " parser", " is", " ported", ";", " tests", " are", " left"]
@@ -38,6 +40,21 @@ def grown() -> dict[str, Any]:
         {"role": "user", "content": "a asks for more " + "word " * 200},
     ]
     return body | {"messages": body["messages"] + turn}
+
+
+def spoken(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The same conversation in that door's dialect."""
+    if path == RESPONSES:
+        return {"model": "m", "input": body["messages"], "max_output_tokens": 4}
+    return {"model": "m", **body}
+
+
+def answered(path: str, events: list[bytes]) -> str:
+    """The text of a stream."""
+    if path != CHAT:
+        return said(path, b"".join(events))
+    choices = [c for event in events if b"[DONE]" not in event for c in data(event)["choices"]]
+    return "".join(c["delta"].get("content") or "" for c in choices)
 
 
 def tell(**more: Any) -> Cue:
@@ -131,6 +148,49 @@ async def test_an_engine_that_breaks_meanwhile(serve: Serve, small: FakeLlama) -
         assert again.status_code == 200, again.text
         assert len(others(fake)[-1]["messages"]) < 20
         await wire.has_slots("idle", "empty")
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_signs_of_life_while_it_is_summed_up(path: str, serve: Serve, small: FakeLlama) -> None:
+    """The client hears that there is life before there is a summary, and then its answer, in its own dialect."""
+    async with small as fake:
+        wire, go = await serve(fake, keep_alive=ALWAYS), asyncio.Event()
+        fake.cues.append(tell(hold_before=go))
+        async with wire.stream(path, spoken(path, grown())) as stream:
+            assert stream.response.status_code == 200
+            events = [await stream.next()]
+            while not any(SIGNS[path] in event for event in events):
+                events.append(await stream.next())
+            assert len(fake.model_requests) == len(asked_of(fake)) == 1
+            go.set()
+            events += await stream.rest()
+        assert answered(path, events) == " w0 w1 w2 w3"
+        assert not any(b"parser" in event for event in events), "what the summary says is not the answer"
+        assert "The parser is ported" in str(others(fake)[-1]["messages"])
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_what_cannot_be_helped_is_said_before_any_sign(path: str, serve: Serve, small: FakeLlama) -> None:
+    """Base and last message alone do not fit: a plain 400, and no model is asked in vain."""
+    async with small as fake:
+        wire = await serve(fake, keep_alive=ALWAYS)
+        body = talk(15)
+        body["messages"][-1]["content"] = "word " * N_CTX
+        answer = await wire.post(path, {**spoken(path, body), "stream": True})
+        assert (answer.status_code, "available context size" in answer.text) == (400, True)
+        assert fake.model_requests == []
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_a_summary_that_fails_behind_a_sign(path: str, serve: Serve, small: FakeLlama) -> None:
+    """The answer goes on with a digest: what was promised holds."""
+    async with small as fake:
+        wire = await serve(fake, keep_alive=ALWAYS)
+        fake.cues.append(tell(error_at=2))
+        events = await wire.events(path, spoken(path, grown()))
+        assert any(SIGNS[path] in event for event in events)
+        assert answered(path, events) == " w0 w1 w2 w3"
+        assert (await wire.recorded(2))[0]["compaction"]["outcome"] == "digest"
 
 
 async def test_tenants_do_not_share_a_summary(serve: Serve, small: FakeLlama, tmp_path: Path) -> None:
