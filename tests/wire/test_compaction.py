@@ -4,10 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy import compact_ahead, keeper
+from proxy.api.ops import control_app
 from proxy.engine import Engine
+from proxy.explain_cli import _told
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
 from tests.servers import until
@@ -235,6 +238,31 @@ async def test_preparing_gives_way(serve: Serve, small: FakeLlama) -> None:
         body["messages"] += [{"role": "assistant", "content": " w0 w1 w2 w3"}, {"role": "user", "content": "and now?"}]
         assert (await wire.post(CHAT, body)).status_code == 200
         assert others(fake)[-1]["messages"] == body["messages"]
+
+
+@pytest.mark.usefixtures("eager")
+async def test_what_was_prepared_is_explained(serve: Serve, small: FakeLlama) -> None:
+    """A compaction that nobody asked for has a record of its own: what it replaced, what that cost, who summed up."""
+    async with small as fake:
+        wire = await serve(fake, compact_prepare_at=0.5)
+        fake.cues += [Cue(), tell()]
+        await wire.post(CHAT, talk(9))
+        ahead, asked, first = await wire.recorded(3)
+        assert (ahead["id"][:5], ahead["kind"], ahead["outcome"]) == ("idle_", "compaction", "ok")
+        assert (ahead["line"], ahead["cause"]) == (first["line"], "compaction")
+        told = ahead["compaction"]
+        assert (told["outcome"], told["ahead"], told["requests"]) == ("summary", True, [asked["id"]])
+        assert told["after"] < told["before"] and 0 < ahead["prompt_n"] <= told["after"]
+        door = httpx.ASGITransport(control_app(wire.service))
+        async with httpx.AsyncClient(transport=door, base_url="http://slotkeeper") as client:
+            (shown,) = (await client.get("/explain?last=5")).json()["requests"]
+            assert shown["id"] == ahead["id"]
+            assert (await client.get(f"/explain/{ahead['id']}")).json()["requests"] == [shown]
+        assert "in idle time" in str(_told(shown)) and "of messages 1 to" in str(_told(shown))
+        metrics = (await wire.get("/metrics")).text
+        processed = asked["prompt_n"] + ahead["prompt_n"]
+        name = 'slotkeeper_prompt_tokens_processed_total{engine="engine0",kind="compaction",model="fake"}'
+        assert f"{name} {float(processed)}" in metrics
 
 
 async def test_engines_are_looked_after_side_by_side(
