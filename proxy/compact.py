@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -57,6 +57,20 @@ ASKED_ALIKE = (
     "lora",
 )
 """Fields of the client's request that the summary's shares: they decide the prompt's beginning, or who answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is replaced in which prompt: in `whole`, as the slot holds it, and in `prepared`, as it is to be sent, with
+    the messages of both; characters that a summary may have; tokens that the prompt is expected to have then."""
+
+    whole: Prepared
+    held: Sequence[Json]
+    prepared: Prepared
+    messages: Sequence[Json]
+    decided: Compact
+    n_chars: int
+    expected: int
 
 
 class Compaction:
@@ -154,9 +168,10 @@ class Compaction:
     ) -> tuple[Prepared, CompactionOutcome, int] | None:
         """`whole`: as the slot holds it; `prepared`: what is to be sent, its prunes done."""
         ledger, r = prepared.ledger, prepared.request
-        if ledger is None or ledger.sent is None:
+        if ledger is None or ledger.sent is None or whole.ledger is None or whole.ledger.sent is None:
             return None
         messages = [orjson.loads(blob) for blob in ledger.sent]
+        held = messages if whole is prepared else [orjson.loads(blob) for blob in whole.ledger.sent]
         tokens, n_base = _tokens(prepared, n_prompt)
         n_chars = int(self._budget.n_summary * (sum(r.prompt.sizes) + _n_tools(r)) / max(1, n_prompt))
         old_end = ledger.replaced[-1].end if ledger.replaced else 0
@@ -167,41 +182,32 @@ class Compaction:
             )
             if not isinstance(decided, Compact):
                 return None
-            spare = await self._finished(whole, messages, decided, n_chars)
+            case = _Case(whole, held, prepared, messages, decided, n_chars, max(0, n_prompt - decided.freed))
+            spare = await self._finished(case, None)
             n_spare = await self._count(self._with(prepared, messages, spare))
-            expected = max(0, n_prompt - decided.freed)
-            if not self._budget.cannot_run(n_spare or expected):
-                break
-            excess += max(1, (n_spare or expected) - expected)
-        else:
-            return None
-        return await self._summed_up(whole, prepared, messages, decided, n_chars, spare, n_spare)
+            if not self._budget.cannot_run(n_spare or case.expected):
+                return await self._summed_up(case, spare, n_spare)
+            excess += max(1, (n_spare or 0) - case.expected)
+        return None
 
     async def _summed_up(
-        self,
-        whole: Prepared,
-        prepared: Prepared,
-        messages: Sequence[Json],
-        decided: Compact,
-        n_chars: int,
-        chosen: Replacement,
-        n_after: int | None,
+        self, case: _Case, chosen: Replacement, n_after: int | None
     ) -> tuple[Prepared, CompactionOutcome, int]:
         """With the model's summary; with the digest (`chosen`, with which the prompt has `n_after` tokens and is known
         to fit) when there is none that is fit, or when it would be too long."""
         outcome: CompactionOutcome = "digest"
         if n_after is not None and (tell := getattr(self._asked.writer, "progress", None)) is not None:
-            tell(n_after, 0)
-        said = await self._summary(whole, messages, decided, n_chars, is_sure=n_after is not None)
+            tell(n_after, 0)  # figures that go with a first sign of life
+        said = await self._summary(case, is_sure=n_after is not None)
         if said is not None:
-            better = await self._finished(whole, messages, decided, n_chars, said)
-            n_better = await self._count(self._with(prepared, messages, better))
+            better = await self._finished(case, said)
+            n_better = await self._count(self._with(case.prepared, case.messages, better))
             if n_better is None or not self._budget.cannot_run(n_better):
                 chosen, n_after, outcome = better, n_better, "summary"
-        assert prepared.ledger is not None
+        assert case.prepared.ledger is not None
         self._record.compaction["messages"] = [chosen.start, chosen.end]
-        self._line.chosen = Chosen(chosen, tuple(prepared.ledger.raw[: chosen.end]), outcome)
-        return self._with(prepared, messages, chosen), outcome, n_after or max(0, self._n_whole - decided.freed)
+        self._line.chosen = Chosen(chosen, tuple(case.prepared.ledger.raw[: chosen.end]), outcome)
+        return self._with(case.prepared, case.messages, chosen), outcome, n_after or case.expected
 
     def _with(self, prepared: Prepared, messages: Sequence[Json], chosen: Replacement) -> Prepared:
         """The request with that summary in it."""
@@ -232,11 +238,9 @@ class Compaction:
 
     # --- the summary ------------------------------------------------------------------------------------------------
 
-    async def _finished(
-        self, whole: Prepared, messages: Sequence[Json], decided: Compact, n_chars: int, said: str | None = None
-    ) -> Replacement:
+    async def _finished(self, case: _Case, said: str | None) -> Replacement:
         """What takes the span's place: what the model `said`, or a digest."""
-        ledger = whole.ledger
+        ledger, decided, messages, n_chars = case.whole.ledger, case.decided, case.held, case.n_chars
         assert ledger is not None
         old = ledger.replaced[-1] if ledger.replaced else None
         kept = set(decided.pinned)
@@ -251,13 +255,12 @@ class Compaction:
         text = await asyncio.to_thread(finished, said, [*first, *span], n_chars, _notes(ledger, decided))
         return Replacement(decided.start, decided.end, decided.pinned, text)
 
-    async def _summary(
-        self, whole: Prepared, messages: Sequence[Json], decided: Compact, n_chars: int, *, is_sure: bool
-    ) -> str | None:
+    async def _summary(self, case: _Case, *, is_sure: bool) -> str | None:
         """The model's, None when it gave none that is fit."""
+        most = case.n_chars + case.n_chars // 2
         for instruct, temperature in TRIES:
             asked = instruct(self._budget.n_summary)
-            question = self._question(whole, messages, decided, asked, temperature)
+            question = self._question(case, asked, temperature)
             if question is None:
                 return None
             answer = await self._ask(question, is_sure)
@@ -267,7 +270,7 @@ class Compaction:
             why = fault(
                 text,
                 has_calls=bool(message.get("tool_calls")),
-                is_cut=answer.choice.get("finish_reason") == "length" or len(text) > n_chars + n_chars // 2,
+                is_cut=answer.choice.get("finish_reason") == "length" or len(text) > most,
                 asked=asked,
             )
             if why is None:
@@ -285,10 +288,9 @@ class Compaction:
         n_instruction = self._line.tokens_of(len(instruction(n_summary)))
         return n_answer, self._engine.n_ctx - _tokens(whole, self._n_whole)[1] - n_answer - n_instruction - MARGIN
 
-    def _question(
-        self, whole: Prepared, messages: Sequence[Json], decided: Compact, text: str, temperature: float
-    ) -> Prepared | None:
+    def _question(self, case: _Case, text: str, temperature: float) -> Prepared | None:
         """The history as it lies in the slot, and one instruction (`text`) as the newest message."""
+        whole, messages, decided = case.whole, case.held, case.decided
         r, ledger = whole.request, whole.ledger
         assert ledger is not None
         tokens, _ = _tokens(whole, self._n_whole)

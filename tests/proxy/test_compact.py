@@ -217,6 +217,23 @@ def test_prunes_come_first() -> None:
     assert "r" * 700 in text(one)
 
 
+def test_prunes_that_are_not_enough() -> None:
+    """The summary is asked for on what the slot holds, the prunes undone; what is sent then has them done."""
+    client = Client()
+    steps = [m for i in range(9) for m in (call(id_=f"c{i}"), result(f"{i} " + "r" * 800, f"c{i}"))]
+    messages = [system(), user("go"), *steps]
+    before = client.say(messages[:-4])
+    pruned = [
+        {**m, "content": "[Old tool result content cleared]"} if m.get("tool_call_id") == "c1" else m for m in steps
+    ]
+    one = client.say([system(), user("go"), *pruned])
+    assert client.record.compaction["outcome"] == "summary"
+    (question,) = client.asked
+    shown = sent(question)[:-1]
+    assert shown == sent(before)[: len(shown)] and len(shown) > 4
+    assert "0 rrr" not in text(one) and text(one).count("cleared]") <= 1
+
+
 def test_off_sends_what_the_client_sent() -> None:
     client = Client()
     messages = history(9)
