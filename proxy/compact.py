@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -176,9 +177,10 @@ class Compaction:
         n_chars = int(self._budget.n_summary * (sum(r.prompt.sizes) + _n_tools(r)) / max(1, n_prompt))
         old_end = ledger.replaced[-1].end if ledger.replaced else 0
         room, excess = self._room(whole)[1], 0
+        shown = sum(1 for total in accumulate(_tokens(whole, self._n_whole)[0]) if total <= room)
         for _ in range(ROUNDS):
             decided = plan(
-                messages, tokens, r.prompt.n_leading, n_base + excess, self._budget, old_end=old_end, room=room
+                messages, tokens, r.prompt.n_leading, n_base + excess, self._budget, old_end=old_end, shown=shown
             )
             if not isinstance(decided, Compact):
                 return None
