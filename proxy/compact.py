@@ -186,30 +186,31 @@ class Compaction:
                 return None
             case = _Case(whole, held, prepared, messages, decided, n_chars, max(0, n_prompt - decided.freed))
             spare = await self._finished(case, None)
-            n_spare = await self._count(self._with(prepared, messages, spare))
-            if not self._budget.cannot_run(n_spare or case.expected):
-                return await self._summed_up(case, spare, n_spare)
-            excess += max(1, (n_spare or 0) - case.expected)
+            counted = await render(self._engine, self._with(prepared, messages, spare).request, self._line)
+            n_spare = counted.n_tokens if counted is not None else case.expected
+            if not self._budget.cannot_run(n_spare):
+                return await self._summed_up(case, spare, n_spare, is_sure=counted is not None and not counted.n_media)
+            excess += max(1, n_spare - case.expected)
         return None
 
     async def _summed_up(
-        self, case: _Case, chosen: Replacement, n_after: int | None
+        self, case: _Case, chosen: Replacement, n_after: int, *, is_sure: bool
     ) -> tuple[Prepared, CompactionOutcome, int]:
-        """With the model's summary; with the digest (`chosen`, with which the prompt has `n_after` tokens and is known
-        to fit) when there is none that is fit, or when it would be too long."""
+        """With the model's summary; with the digest (`chosen`, with which the prompt has `n_after` tokens, counted if
+        that is sure) when there is none that is fit, or when it would be too long."""
         outcome: CompactionOutcome = "digest"
-        if n_after is not None and (tell := getattr(self._asked.writer, "progress", None)) is not None:
+        if is_sure and (tell := getattr(self._asked.writer, "progress", None)) is not None:
             tell(n_after, 0)  # figures that go with a first sign of life
-        said = await self._summary(case, is_sure=n_after is not None)
+        said = await self._summary(case, is_sure=is_sure)
         if said is not None:
             better = await self._finished(case, said)
-            n_better = await self._count(self._with(case.prepared, case.messages, better))
-            if n_better is None or not self._budget.cannot_run(n_better):
+            n_better = await self._count(self._with(case.prepared, case.messages, better)) or case.expected
+            if not self._budget.cannot_run(n_better):
                 chosen, n_after, outcome = better, n_better, "summary"
         assert case.prepared.ledger is not None
         self._record.compaction["messages"] = [chosen.start, chosen.end]
         self._line.chosen = Chosen(chosen, tuple(case.prepared.ledger.raw[: chosen.end]), outcome)
-        return self._with(case.prepared, case.messages, chosen), outcome, n_after or case.expected
+        return self._with(case.prepared, case.messages, chosen), outcome, n_after
 
     def _with(self, prepared: Prepared, messages: Sequence[Json], chosen: Replacement) -> Prepared:
         """The request with that summary in it."""

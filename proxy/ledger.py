@@ -18,6 +18,7 @@ from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder
 from policies.compaction import Replacement, applied
 from policies.layout import Value, to_tell
+from policies.message_parts import size_of
 from policies.types import DIGEST_BYTES
 
 Json = dict[str, Any]
@@ -114,7 +115,7 @@ class Ledger:
 
     def sizes(self) -> tuple[int, ...]:
         """Bytes that are sent for each position (policies/types.Prompt); the summary counts where its span begins."""
-        sizes = list(map(len, self.sent or ()))
+        sizes = list(map(size_of, self.sent or ()))
         if self.replaced:
             r = self.replaced[-1]
             for i in range(r.start, r.end):

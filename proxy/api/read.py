@@ -13,7 +13,7 @@ import xxhash
 from llamacpp.capabilities import TemplateFacts
 from llamacpp.wire import Kind, is_one_prompt, must_be_whole, streamed
 from policies.compaction import compacts_itself
-from policies.message_parts import only_reminders
+from policies.message_parts import only_reminders, size_of
 from policies.system_text import fold
 from policies.types import Prompt, digest
 from proxy.api import read_messages, read_responses
@@ -321,7 +321,7 @@ def _chat_prompt(
     first = next(telling, n_leading)
     first_user = digest((normals or raws)[first] if first < len(blobs) else b"")
     chain = chained(digest(system, tools, params), raws)
-    return Prompt(system, tools, params, chain, tuple(map(len, blobs)), n_leading), first_user
+    return Prompt(system, tools, params, chain, tuple(map(size_of, blobs)), n_leading), first_user
 
 
 def chained(base: bytes, entries: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from policies.compaction import Replacement
+from policies.message_parts import size_of
 from policies.types import Match
 from proxy import compact
 from proxy.api.read import Told, read
@@ -97,7 +98,7 @@ class Client(Talk):
 
 
 def n_tokens(prepared: Prepared) -> int:
-    n = sum(len(orjson.dumps(m)) for m in sent(prepared)) + len(orjson.dumps(prepared.request.body.get("tools")))
+    n = sum(size_of(orjson.dumps(m)) for m in sent(prepared)) + len(orjson.dumps(prepared.request.body.get("tools")))
     return n // BYTES_PER_TOKEN
 
 
@@ -106,7 +107,8 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token for every four bytes."""
 
     async def render(engine: Any, request: Any, line: Any) -> Tokens:
-        n = sum(len(orjson.dumps(m)) for m in request.body["messages"]) + len(orjson.dumps(request.body.get("tools")))
+        n = sum(size_of(orjson.dumps(m)) for m in request.body["messages"])
+        n += len(orjson.dumps(request.body.get("tools")))
         return Tokens(bytes(4 * (n // BYTES_PER_TOKEN)))
 
     monkeypatch.setattr(compact, "render", render)
@@ -232,6 +234,18 @@ def test_prunes_that_are_not_enough() -> None:
     shown = sent(question)[:-1]
     assert shown == sent(before)[: len(shown)] and len(shown) > 4
     assert "0 rrr" not in text(one) and text(one).count("cleared]") <= 1
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_an_image_is_not_as_long_as_its_data(at: int) -> None:
+    """Wherever it stands: old text goes, though nearly all bytes are the image's."""
+    client, messages = Client(), history(6)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 50_000}}
+    messages[at] = {"role": "user", "content": [{"type": "text", "text": "see"}, picture]}
+    one = client.say(messages)
+    assert client.record.compaction["outcome"] in ("summary", "digest")
+    assert ("data:image" in text(one)) is (at == 1)
+    assert "y" * 300 in text(one) and "y" * 300 not in text(one).split("ask 3")[0]
 
 
 def test_off_sends_what_the_client_sent() -> None:
