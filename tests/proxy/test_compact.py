@@ -245,7 +245,7 @@ def test_an_image_is_not_as_long_as_its_data(at: int) -> None:
     one = client.say(messages)
     assert client.record.compaction["outcome"] in ("summary", "digest")
     assert ("data:image" in text(one)) is (at == 1)
-    assert "y" * 300 in text(one) and "y" * 300 not in text(one).split("ask 3")[0]
+    assert 2 <= text(one).count(" " + "y" * 300) <= 4
 
 
 def test_off_sends_what_the_client_sent() -> None:
