@@ -207,6 +207,15 @@ def mode_of(headers: Mapping[str, str], usual: Mode) -> Mode:
     return cast(Mode, asked)
 
 
+def wants_compaction(headers: Mapping[str, str], *, usual: bool) -> bool:
+    """Whether a summary may take the place of old messages; a request may only say no. Raises BadRequest for a word
+    that says neither."""
+    asked = headers.get("x-slotkeeper-compaction", "on").lower()
+    if asked not in ("on", "off"):
+        raise BadRequest(f"'x-slotkeeper-compaction' is '{asked[:40]}'; it may be off (or on, as without it).")
+    return usual and asked == "on"
+
+
 def folded(body: Json, facts: TemplateFacts | None) -> Json:
     """The body with system text where the template takes it; the same object when nothing has to move."""
     messages = body.get("messages")

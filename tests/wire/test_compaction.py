@@ -116,6 +116,34 @@ async def test_two_requests_of_one_line(serve: Serve, small: FakeLlama, tmp_path
     assert written and {p.stat().st_mode & 0o777 for p in written} == {0o600}
 
 
+@pytest.mark.parametrize(("word", "status"), [("OFF", 400), ("on", 200), ("no", 400), ("x" * 5000, 400), ("", 400)])
+async def test_the_header(serve: Serve, small: FakeLlama, word: str, status: int) -> None:
+    """`off` is told that the prompt does not fit; a word that says neither is refused, not overlooked."""
+    async with small as fake:
+        wire = await serve(fake)
+        fake.cues.append(tell())
+        answer = await wire.post(CHAT, grown(), headers={"x-slotkeeper-compaction": word})
+        assert (answer.status_code, len(asked_of(fake))) == (status, status == 200)
+        assert status == 200 or ("available context size" in answer.text) is (word == "OFF")
+        assert len(answer.text) < 500 or status == 200
+
+
+async def test_strict_keeps_its_word(serve: Serve, small: FakeLlama) -> None:
+    """A compaction breaks no line, nor does a request that declines its summary: the client's history extends."""
+    async with small as fake:
+        wire = await serve(fake, mode="strict")
+        fake.cues.append(tell())
+        body = grown()
+        for headers, status in ({}, 200), ({}, 200), ({"x-slotkeeper-compaction": "off"}, 400), ({}, 200):
+            answer = await wire.post(CHAT, body, headers=headers)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or "available context size" in answer.text
+            body["messages"] += [{"role": "assistant", "content": " w0 w1 w2 w3"}, {"role": "user", "content": "more"}]
+        body["messages"][3]["content"] = "edited"
+        assert (await wire.post(CHAT, body)).status_code == 409
+        assert len(asked_of(fake)) == 1
+
+
 async def test_a_client_that_leaves_meanwhile(serve: Serve, small: FakeLlama) -> None:
     """While the summary is made: the engine is told, and the next request has one made. Later: it is kept."""
     async with small as fake:
