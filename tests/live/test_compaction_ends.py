@@ -9,7 +9,19 @@ import signal
 import pytest
 
 from tests.conftest import StartProxy
-from tests.live.talk import CHATML, FOX, Conversation, Json, engine_pid, foxes, post, until_engine, user
+from tests.live.talk import (
+    CHATML,
+    FOX,
+    Conversation,
+    Json,
+    engine_pid,
+    events_of,
+    foxes,
+    piece_of,
+    post,
+    until_engine,
+    user,
+)
 from tests.live.test_compaction import only, requests_of
 from tests.live.test_templates import TOOLS
 from tests.servers import ProxyServer
@@ -120,3 +132,19 @@ async def test_proxy_killed_behind_a_compaction(proxy_server: StartProxy) -> Non
     third = await talk.say("At last?", 16)
     assert (third.headers["x-slotkeeper-placement"], third.prompt_n <= 64) == ("continue", True), third
     assert await post(talk.proxy, "/v1/chat/completions", {"messages": user("Who are you?"), "max_tokens": 4, **FOX})
+
+
+async def test_signs_of_life_while_it_sums_up(proxy_server: StartProxy) -> None:
+    """A cold history that does not fit: the client hears of the work on the summary, then its answer."""
+    flags = ("--parallel", "1", "--ctx-size", "4096", "--keep-alive", "0.05s")
+    proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
+    body = {"messages": long_history(24), "max_tokens": 8, "stream": True, **FOX}
+    async with proxy.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        events = [event async for event in events_of(answer)]
+    *asked, main = await requests_of(proxy)
+    assert {r["kind"] for r in asked} == {"compaction"} and main["compaction"]["outcome"] in ("summary", "digest")
+    early = [e for e in events if e["id"] == f"chatcmpl-{main['id']}"]
+    assert events[: len(early)] == early and len(early) >= 2, "before the engine was sent the request itself"
+    assert all(e["choices"][0]["delta"] == {} for e in early)
+    assert "".join(map(piece_of, events)) == " fox" * 8
