@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
 BESIDE_TOKENS = 4
 """Events of an answer that bear no token and are counted as one: role, finish reason, usage, and one in hand. Without
 them, whoever may say 40 tokens and has said them would seem to outgrow its reserve of 40."""
