@@ -89,6 +89,8 @@ class Compaction:
         )
         self._n_whole = 0
         """Tokens of the prompt before anything was tried; 0: nothing was."""
+        self._is_refused = False
+        """By the engine, which counted more than we did: what we count is not sure to fit."""
 
     async def fitted(self, prepared: Prepared) -> Prepared:
         """The request as it fits, or as it was when it does, or when nothing helps."""
@@ -109,6 +111,7 @@ class Compaction:
         """The same for a prompt that was refused. Raises the refusal when that cannot be helped."""
         if not _may(prepared) or self._n_whole:
             raise error  # once: what was tried did not help enough
+        self._is_refused = True
         n_prompt = await self._count(prepared)
         async with self._line.compacting:
             found = await self._compacted(prepared, max(n_prompt or 0, self._engine.n_ctx))
@@ -189,7 +192,8 @@ class Compaction:
             counted = await render(self._engine, self._with(prepared, messages, spare).request, self._line)
             n_spare = counted.n_tokens if counted is not None else case.expected
             if not self._budget.cannot_run(n_spare):
-                return await self._summed_up(case, spare, n_spare, is_sure=counted is not None and not counted.n_media)
+                is_sure = counted is not None and not counted.n_media and not self._is_refused
+                return await self._summed_up(case, spare, n_spare, is_sure=is_sure)
             excess += max(1, n_spare - case.expected)
         return None
 

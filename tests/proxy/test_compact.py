@@ -46,6 +46,7 @@ class Client(Talk):
     answers: list[Json] = field(default_factory=list)
     asked: list[Prepared] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    is_refused: bool = False
     record: Record = field(default_factory=lambda: Record("r", "t", "chat", "main", 0.0))
 
     def say(self, messages: list[Json], tools: list[Json] | None = None, *, off: bool = False) -> Prepared:
@@ -70,6 +71,7 @@ class Client(Talk):
 
     def refused(self, messages: list[Json], n_prompt: int) -> Prepared:
         """The engine says that a request is longer than we counted."""
+        self.is_refused = True
         self.service.settings = Settings()
         told = Told({}, self.mode, self.service.normals, compaction=True)
         body = orjson.dumps({"messages": messages, "max_tokens": 100})
@@ -85,7 +87,7 @@ class Client(Talk):
         return asyncio.run(run())
 
     async def _ask(self, prepared: Prepared, is_sure: bool) -> Collected:
-        assert is_sure, "that it fits is known before anybody is asked"
+        assert is_sure is not self.is_refused, "that it fits is known before anybody is asked"
         self.asked.append(prepared)
         out = Collected()
         found = {"finish_reason": "stop", "message": answer(GOOD)} | (self.answers.pop(0) if self.answers else {})

@@ -213,6 +213,19 @@ async def test_what_cannot_be_helped_is_said_before_any_sign(path: str, serve: S
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_an_engine_that_counts_more_than_we_do(path: str, serve: Serve, small: FakeLlama) -> None:
+    """One compaction, and no sign on the way: it may refuse the next prompt as well, which has to be a plain 400."""
+    async with small as fake:
+        wire = await serve(fake, keep_alive=ALWAYS)
+        error = {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 2500, "n_ctx": N_CTX}
+        error["message"] = "request (2500 tokens) exceeds the available context size (2000 tokens), try increasing it"
+        fake.cues += [Cue(status=400, error=error), tell(), Cue(status=400, error=error)]
+        answer = await wire.post(path, {**spoken(path, talk(15)), "stream": True})
+        assert (answer.status_code, "request (2500 tokens)" in answer.text) == (400, True)
+        assert len(asked_of(fake)) == 1 and len(fake.model_requests) == 3
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 async def test_a_summary_that_fails_behind_a_sign(path: str, serve: Serve, small: FakeLlama) -> None:
     """The answer goes on with a digest: what was promised holds."""
     async with small as fake:
