@@ -90,17 +90,16 @@ def plan(
     budget: Budget,
     *,
     old_end: int = 0,
-    room: int | None = None,
+    shown: int | None = None,
 ) -> Plan:
     """What to replace. `tokens`: of each message as it is sent now (0 for what a summary already stands for; its own
-    are counted where it begins); `n_base`: of the tools; `old_end`: where such a summary ends; `room`: tokens
-    of messages that the model can be shown when it is asked for a summary: a span that ends there can be summed up.
+    are counted where it begins); `n_base`: of the tools; `old_end`: where such a summary ends; `shown`: how many of the
+    messages, as the slot holds them, the model can be shown: a span that ends there can be summed up.
 
     Deterministic. The head (all before the first answer), the newest two exchanges and the user's newest message stay.
     Only a prompt that could not run at all goes below two exchanges, or frees less than half.
     """
-    if room is not None:
-        shown = sum(1 for total in accumulate(tokens) if total <= room)
+    if shown is not None:
         found = _plan(messages, tokens, n_leading, n_base, budget, range(old_end + 1, shown + 1))
         if isinstance(found, Compact):
             return _pinned(messages, found)

@@ -7,10 +7,9 @@ the line's ledger, where it stays (proxy/ledger.Ledger.replaced).
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -21,6 +20,7 @@ from policies.compaction_text import digest_of, fault, finished, instruction, sh
 from policies.layout import Value, change_note, line_note
 from policies.types import Match, digest
 from proxy.api.read import CHAT_PATH, ModelRequest, folded
+from proxy.aside import Ask
 from proxy.engine import Engine
 from proxy.errors import SlotkeeperError
 from proxy.ledger import Ledger
@@ -60,54 +60,23 @@ ASKED_ALIKE = (
 """Fields of the client's request that the summary's shares: they decide the prompt's beginning, or who answers."""
 
 
-class Collected:
-    """An answer that is read here (proxy.relay.Out)."""
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is replaced in which prompt: in `whole`, as the slot holds it, and in `prepared`, as it is to be sent, with
+    the messages of both; characters that a summary may have; tokens that the prompt is expected to have then."""
 
-    def __init__(self) -> None:
-        self.started = False
-        self.parts: list[bytes] = []
-        self.error: SlotkeeperError | None = None
-        self.record: Record | None = None
-
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        """Nobody is told."""
-        self.started = True
-
-    async def write(self, data: bytes) -> None:
-        """A piece of the answer."""
-        self.parts.append(data)
-
-    async def end(self) -> None:
-        """It is whole."""
-
-    async def fail(self, error: SlotkeeperError, headers: Mapping[str, str]) -> None:
-        """There is none."""
-        self.error = error
-
-    @property
-    def choice(self) -> Json:
-        """The answer's choice; empty when there is none."""
-        try:
-            found = orjson.loads(b"".join(self.parts))["choices"][0]
-        except (orjson.JSONDecodeError, LookupError, TypeError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-
-Ask = Callable[[Prepared], Awaitable[Collected]]
-
-
-async def ask_aside(exchange: Callable[..., Any], service: Service, prepared: Prepared) -> Collected:
-    """Runs a question of ours on a line's own slot. `exchange`: the class, which cannot be imported here."""
-    out, r = Collected(), prepared.request
-    record = Record(f"req_{secrets.token_hex(8)}", r.who.tenant, r.dialect, prepared.kind, time.time())
-    await exchange(service, r, out, record, prepared=prepared).run()
-    out.record = record
-    return out
+    whole: Prepared
+    held: Sequence[Json]
+    prepared: Prepared
+    messages: Sequence[Json]
+    decided: Compact
+    n_chars: int
+    expected: int
 
 
 class Compaction:
-    """At most one for a request of `line`. `asked`: as the client sent it; `ask`: asks a question of ours."""
+    """At most one for a request of `line`. `asked`: as the client sent it; `ask`: asks a question of ours, and says
+    whether it is sure already that the request will fit, so that its client may be told that there is life."""
 
     def __init__(
         self, service: Service, engine: Engine, line: Line, asked: ModelRequest, record: Record, ask: Ask
@@ -120,6 +89,8 @@ class Compaction:
         )
         self._n_whole = 0
         """Tokens of the prompt before anything was tried; 0: nothing was."""
+        self._is_refused = False
+        """By the engine, which counted more than we did: what we count is not sure to fit."""
 
     async def fitted(self, prepared: Prepared) -> Prepared:
         """The request as it fits, or as it was when it does, or when nothing helps."""
@@ -140,6 +111,7 @@ class Compaction:
         """The same for a prompt that was refused. Raises the refusal when that cannot be helped."""
         if not _may(prepared) or self._n_whole:
             raise error  # once: what was tried did not help enough
+        self._is_refused = True
         n_prompt = await self._count(prepared)
         async with self._line.compacting:
             found = await self._compacted(prepared, max(n_prompt or 0, self._engine.n_ctx))
@@ -200,30 +172,49 @@ class Compaction:
     ) -> tuple[Prepared, CompactionOutcome, int] | None:
         """`whole`: as the slot holds it; `prepared`: what is to be sent, its prunes done."""
         ledger, r = prepared.ledger, prepared.request
-        if ledger is None or ledger.sent is None:
+        if ledger is None or ledger.sent is None or whole.ledger is None or whole.ledger.sent is None:
             return None
         messages = [orjson.loads(blob) for blob in ledger.sent]
+        held = messages if whole is prepared else [orjson.loads(blob) for blob in whole.ledger.sent]
         tokens, n_base = _tokens(prepared, n_prompt)
         n_chars = int(self._budget.n_summary * (sum(r.prompt.sizes) + _n_tools(r)) / max(1, n_prompt))
         old_end = ledger.replaced[-1].end if ledger.replaced else 0
         room, excess = self._room(whole)[1], 0
+        shown = sum(1 for total in accumulate(_tokens(whole, self._n_whole)[0]) if total <= room)
         for _ in range(ROUNDS):
             decided = plan(
-                messages, tokens, r.prompt.n_leading, n_base + excess, self._budget, old_end=old_end, room=room
+                messages, tokens, r.prompt.n_leading, n_base + excess, self._budget, old_end=old_end, shown=shown
             )
             if not isinstance(decided, Compact):
                 return None
-            text, outcome = await self._text(whole, decided, n_chars)
-            chosen = Replacement(decided.start, decided.end, decided.pinned, text)
-            sent = self._with(prepared, messages, chosen)
-            expected = max(0, n_prompt - decided.freed)
-            n_after = await self._count(sent) or expected
-            if not self._budget.cannot_run(n_after):
-                self._record.compaction["messages"] = [chosen.start, chosen.end]
-                self._line.chosen = Chosen(chosen, tuple(ledger.raw[: chosen.end]), outcome)
-                return sent, outcome, n_after
-            excess += max(1, n_after - expected)
+            case = _Case(whole, held, prepared, messages, decided, n_chars, max(0, n_prompt - decided.freed))
+            spare = await self._finished(case, None)
+            counted = await render(self._engine, self._with(prepared, messages, spare).request, self._line)
+            n_spare = counted.n_tokens if counted is not None else case.expected
+            if not self._budget.cannot_run(n_spare):
+                is_sure = counted is not None and not counted.n_media and not self._is_refused
+                return await self._summed_up(case, spare, n_spare, is_sure=is_sure)
+            excess += max(1, n_spare - case.expected)
         return None
+
+    async def _summed_up(
+        self, case: _Case, chosen: Replacement, n_after: int, *, is_sure: bool
+    ) -> tuple[Prepared, CompactionOutcome, int]:
+        """With the model's summary; with the digest (`chosen`, with which the prompt has `n_after` tokens, counted if
+        that is sure) when there is none that is fit, or when it would be too long."""
+        outcome: CompactionOutcome = "digest"
+        if is_sure and (tell := getattr(self._asked.writer, "progress", None)) is not None:
+            tell(n_after, 0)  # figures that go with a first sign of life
+        said = await self._summary(case, is_sure=is_sure)
+        if said is not None:
+            better = await self._finished(case, said)
+            n_better = await self._count(self._with(case.prepared, case.messages, better)) or case.expected
+            if not self._budget.cannot_run(n_better):
+                chosen, n_after, outcome = better, n_better, "summary"
+        assert case.prepared.ledger is not None
+        self._record.compaction["messages"] = [chosen.start, chosen.end]
+        self._line.chosen = Chosen(chosen, tuple(case.prepared.ledger.raw[: chosen.end]), outcome)
+        return self._with(case.prepared, case.messages, chosen), outcome, n_after
 
     def _with(self, prepared: Prepared, messages: Sequence[Json], chosen: Replacement) -> Prepared:
         """The request with that summary in it."""
@@ -254,40 +245,39 @@ class Compaction:
 
     # --- the summary ------------------------------------------------------------------------------------------------
 
-    async def _text(self, whole: Prepared, decided: Compact, n_chars: int) -> tuple[str, CompactionOutcome]:
-        """What takes the span's place, and whether the model said it."""
-        ledger = whole.ledger
-        assert ledger is not None and ledger.sent is not None
-        messages = [orjson.loads(blob) for blob in ledger.sent]
+    async def _finished(self, case: _Case, said: str | None) -> Replacement:
+        """What takes the span's place: what the model `said`, or a digest."""
+        ledger, decided, messages, n_chars = case.whole.ledger, case.decided, case.held, case.n_chars
+        assert ledger is not None
         old = ledger.replaced[-1] if ledger.replaced else None
         kept = set(decided.pinned)
         first = [{"role": "user", "content": old.text}] if old is not None else []
         begin = old.end if old is not None else decided.start
         pinned = [] if old is None else [messages[i] for i in old.pinned if i not in kept]
         span = [*pinned, *(messages[i] for i in range(begin, decided.end) if i not in kept)]
-        outcome: CompactionOutcome = "summary"
-        text = await self._summary(whole, messages, decided, n_chars)
-        if text is None:
-            outcome, text = "digest", old.text[: n_chars // 2] + "\n" if old is not None else ""
-            text += await asyncio.to_thread(digest_of, span, n_chars - len(text))
         # A span may be as long as a body: what looks through it must not hold the loop.
-        return await asyncio.to_thread(finished, text, [*first, *span], n_chars, _notes(ledger, decided)), outcome
+        if said is None:
+            said = old.text[: n_chars // 2] + "\n" if old is not None else ""
+            said += await asyncio.to_thread(digest_of, span, n_chars - len(said))
+        text = await asyncio.to_thread(finished, said, [*first, *span], n_chars, _notes(ledger, decided))
+        return Replacement(decided.start, decided.end, decided.pinned, text)
 
-    async def _summary(self, whole: Prepared, messages: Sequence[Json], decided: Compact, n_chars: int) -> str | None:
+    async def _summary(self, case: _Case, *, is_sure: bool) -> str | None:
         """The model's, None when it gave none that is fit."""
+        most = case.n_chars + case.n_chars // 2
         for instruct, temperature in TRIES:
             asked = instruct(self._budget.n_summary)
-            question = self._question(whole, messages, decided, asked, temperature)
+            question = self._question(case, asked, temperature)
             if question is None:
                 return None
-            answer = await self._ask(question)
+            answer = await self._ask(question, is_sure)
             self._record.compaction.setdefault("requests", []).append(answer.record.id if answer.record else "")
             message = answer.choice.get("message") or {}
             text = message.get("content") or ""
             why = fault(
                 text,
                 has_calls=bool(message.get("tool_calls")),
-                is_cut=answer.choice.get("finish_reason") == "length" or len(text) > n_chars + n_chars // 2,
+                is_cut=answer.choice.get("finish_reason") == "length" or len(text) > most,
                 asked=asked,
             )
             if why is None:
@@ -305,10 +295,9 @@ class Compaction:
         n_instruction = self._line.tokens_of(len(instruction(n_summary)))
         return n_answer, self._engine.n_ctx - _tokens(whole, self._n_whole)[1] - n_answer - n_instruction - MARGIN
 
-    def _question(
-        self, whole: Prepared, messages: Sequence[Json], decided: Compact, text: str, temperature: float
-    ) -> Prepared | None:
+    def _question(self, case: _Case, text: str, temperature: float) -> Prepared | None:
         """The history as it lies in the slot, and one instruction (`text`) as the newest message."""
+        whole, messages, decided = case.whole, case.held, case.decided
         r, ledger = whole.request, whole.ledger
         assert ledger is not None
         tokens, _ = _tokens(whole, self._n_whole)
@@ -322,7 +311,7 @@ class Compaction:
         shown = replace(ledger, replaced=[x for x in ledger.replaced if x.end <= end]).composed(messages[:end])
         body = {name: r.body[name] for name in ASKED_ALIKE if name in r.body}
         body |= {"messages": [*shown, {"role": "user", "content": text}], "max_tokens": n_answer}
-        body |= {"temperature": temperature, "seed": SEED}
+        body |= {"temperature": temperature, "seed": SEED, "stream": True}
         if body.get("tools"):
             body["tool_choice"] = "none"  # the template prints the same prompt, the answer is not read for calls
         p = r.prompt

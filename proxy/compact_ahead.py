@@ -14,13 +14,16 @@ import orjson
 import structlog
 
 from llamacpp.errors import EngineError
+from llamacpp.reports import Timings
+from policies.causes import Cause
 from policies.compaction import Budget, reserve_of
 from policies.prefix import n_tokens
 from policies.types import Match, digest
 from policies.upkeep import is_worth
 from proxy.api.read import CHAT_PATH, read
+from proxy.aside import Ask, Collected, ask_aside
 from proxy.carry_out import give_back, save
-from proxy.compact import Collected, Compaction, ask_aside
+from proxy.compact import Compaction
 from proxy.engine import Engine
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
@@ -100,9 +103,31 @@ class Ahead:
         whole = _whole(line, ledger, slot.body, reply)
         before, has_reply = slot.n_tokens, engine.can_rewind or slot.replies_return
         record = Record(f"idle_{secrets.token_hex(4)}", line.who.tenant, "chat", "compaction", time.time())
+        record.line, record.engine, record.model, record.slot = line.id, engine.name, engine.model, slot.id
         work = Compaction(self._service, engine, line, whole.request, record, self._ask(engine))
         found = await work.ahead(whole, before)
-        if found is None or not _is_still(slot, line, ledger):
+        if found is None:
+            return
+        try:
+            await self._take(engine, slot, line, ledger, found, record, has_reply=has_reply)
+        finally:
+            record.compaction["ahead"] = True
+            record.seconds = round(time.time() - record.started, 4)
+            self._service.remember(record)
+
+    async def _take(
+        self,
+        engine: Engine,
+        slot: Slot,
+        line: Line,
+        ledger: Ledger,
+        found: tuple[Prepared, int],
+        record: Record,
+        *,
+        has_reply: bool,
+    ) -> None:
+        """Puts the summary into the line's ledger, and has the prompt with it processed."""
+        if not _is_still(slot, line, ledger):
             return
         sent, after = found
         if sent.ledger is None:
@@ -113,13 +138,12 @@ class Ahead:
         line.n_tokens = max(0, after - n_reply)
         self._service.texts.hold(line.id, line.ledger)
         self._service.engines.remember(line)
-        if await self._process(engine, slot, line, sent, has_reply=has_reply):
+        if await self._process(engine, slot, line, sent, record, has_reply=has_reply):
             line.n_tokens = max(0, slot.n_tokens - (n_reply if has_reply else 0)) or line.n_tokens
             self._service.engines.remember(line)
 
-    def _ask(self, engine: Engine) -> Callable[[Prepared], Any]:
-
-        async def ask(prepared: Prepared) -> Collected:
+    def _ask(self, engine: Engine) -> Ask:
+        async def ask(prepared: Prepared, _: bool) -> Collected:
             answer = await self._unless_needed(engine, ask_aside(self._exchange, self._service, prepared), n_ours=1)
             if answer.error is not None:  # nobody waits: no digest is needed because the engine failed
                 raise EngineError(f"A summary could not be made ahead: {answer.error}")
@@ -151,7 +175,9 @@ class Ahead:
         finally:
             give_back(engine, slot)
 
-    async def _process(self, engine: Engine, slot: Slot, line: Line, sent: Prepared, *, has_reply: bool) -> bool:
+    async def _process(
+        self, engine: Engine, slot: Slot, line: Line, sent: Prepared, record: Record, *, has_reply: bool
+    ) -> bool:
         """The prompt with the summary, as far as the next one is sure to begin with it; False when it was not."""
         body = sent.request.body
         messages = body["messages"] if has_reply else body["messages"][:-1]
@@ -162,7 +188,7 @@ class Ahead:
             return False
         engine.table.lease(slot)
         try:
-            await self._unless_needed(engine, engine.client.prime(slot.id, tokens), n_ours=0)
+            done = await self._unless_needed(engine, engine.client.prime(slot.id, tokens), n_ours=0)
         except GaveUpError:
             report = await engine.wait_idle(slot.id, CANCEL_SECONDS)
             n_done = report.n_prompt_tokens if report is not None else 0
@@ -173,6 +199,8 @@ class Ahead:
             await self._emptied(engine, slot)
             return False
         else:
+            summary = sent.ledger.replaced[-1].text if sent.ledger is not None else ""
+            _tell(engine, record, done, n_new=line.tokens_of(len(summary.encode())))
             _holds(slot, line, tokens, raw)
             slot.last_used = engine.clock()
             return True
@@ -184,6 +212,16 @@ class Ahead:
         slot.clear_owner()
         await engine.client.erase_slot(slot.id)
         slot.clear()
+
+
+def _tell(engine: Engine, record: Record, done: Timings, *, n_new: int) -> None:
+    """What processing the new prompt took: all of it but the summary's `n_new` tokens an earlier prompt had held."""
+    record.cache_n, record.prompt_n, record.prompt_ms = done.cache_n, done.prompt_n, done.prompt_ms
+    record.reprocessed = max(0, done.prompt_n - n_new)
+    record.cause = Cause.COMPACTION
+    m, model, kind, seconds = engine.metrics, engine.model, record.kind, done.prompt_ms / 1000
+    m.prompt(engine.name, model, kind, cached=done.cache_n, processed=done.prompt_n, seconds=seconds)
+    m.reprocessed(engine.name, model, Cause.COMPACTION.value, record.reprocessed)
 
 
 def _holds(slot: Slot, line: Line, tokens: bytes, body: bytes) -> None:

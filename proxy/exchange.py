@@ -19,8 +19,9 @@ from policies.slot_state import SlotEvent, SlotState
 from policies.types import Action, Match
 from proxy.abandon import Left, abandon, note
 from proxy.api.read import ModelRequest
+from proxy.aside import Collected, ask_aside, unheard
 from proxy.carry_out import Carried, carry_out, give_back, prime, save
-from proxy.compact import Collected, Compaction, ask_aside
+from proxy.compact import Compaction
 from proxy.engine import Engine
 from proxy.engine_errors import refused, too_long, whatever
 from proxy.errors import ClientLeft, ContextExceeded, PoolExceeded, ShuttingDown, SlotkeeperError
@@ -39,6 +40,8 @@ T = TypeVar("T")
 
 CLOSE_TO_FULL = 0.9
 """Share of the pool above which an estimate of a prompt's tokens is not good enough and it is rendered."""
+MISPREDICTED = 64
+"""Tokens short of the prediction that make us ask whether the engine was restarted unseen."""
 
 
 class Exchange:
@@ -58,7 +61,7 @@ class Exchange:
         self.service, self.request, self.out, self.record, self.job = service, request, out, record, job
         self._prepared, self._is_aside = prepared, prepared is not None
         self.clock = Clock()
-        self._alive = KeepAlive(None if self._is_aside else service.settings.keep_alive, self.clock.start)
+        self._alive = KeepAlive(0.0 if self._is_aside else service.settings.keep_alive, self.clock.start)
         self.stopped: SlotkeeperError | None = None
         self._task: asyncio.Task[object] | None = None
         self._line: Line | None = None
@@ -131,6 +134,7 @@ class Exchange:
         engine.table.require_place(engine.n_requests)
         line = prepared.line or (found.line if found.line is not None and found.is_same_line else None)
         line = line or new_line(r.who, r.prompt, r.first_user, r.kind)
+        self._describe(engine, line, found)
         compaction = Compaction(self.service, engine, line, asked, self.record, self._ask)
         line.running += 1
         engine.n_requests += 1
@@ -146,9 +150,9 @@ class Exchange:
             line.running -= 1
             engine.n_requests -= 1
 
-    async def _ask(self, prepared: Prepared) -> Collected:
+    async def _ask(self, prepared: Prepared, is_sure: bool) -> Collected:
         """A question of ours within this request; whoever ends one ends both."""
-        answer = await ask_aside(Exchange, self.service, prepared)
+        answer = await ask_aside(Exchange, self.service, prepared, self._say_alive if is_sure else unheard)
         if self.stopped is not None:
             raise self.stopped
         return answer
@@ -212,8 +216,7 @@ class Exchange:
 
     async def _acquire(self, engine: Engine, want: Want) -> Grant:
         engine.require_ready()
-        waits = engine.table.waits
-        began = time.perf_counter()
+        waits, began = engine.table.waits, time.perf_counter()
         seconds = self.service.settings.max_wait_seconds
         try:
             grant = await engine.table.acquire(want, seconds)
@@ -271,12 +274,15 @@ class Exchange:
             raise
 
     async def _primed(self, progress: Progress) -> None:
-        """The base of the prompt is being processed; the prompt itself is known to fit (`_render`)."""
+        """The base of the prompt is being processed."""
         if self.job is not None:
             self.job.primed(progress)
+        await self._say_alive()
+
+    async def _say_alive(self) -> None:
+        """A sign of life, if one is due, ahead of a prompt that is known to fit (`_render`, Compaction)."""
         if self.request.stream and self._alive.is_due():
-            opening = {"id": f"chatcmpl-{self.record.id}", "model": self.record.model, "created": int(time.time())}
-            await say_early(self.out, self.record.headers(), opening, self.request.writer)
+            await say_early(self.out, self.record, self.request.writer)
 
     async def _converse(self, engine: Engine, grant: Grant, want: Want, found: Found, carried: Carried) -> None:
         """Sends, relays, settles. The slot is given back when the engine is done with it, not when the client is."""
@@ -334,8 +340,6 @@ class Exchange:
             else:
                 await relay.events(chunks_of(response), slot.runner)
 
-    # --- the end ----------------------------------------------------------------------------------------------------
-
     def _settle(
         self,
         engine: Engine,
@@ -360,9 +364,8 @@ class Exchange:
         verdict = after_answer(engine, line, found, self.record, done, signs)
         self.service.show_record(self.record)
         body = orjson.dumps(r.body) if r.door == "chat" else None
-        is_repaired = r.mode != "observe"
         if not self._is_aside:
-            self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
+            self.service.explainer.settled(engine, want, found, self.record, body, repaired=r.mode != "observe")
         slot.body, slot.base = body, r.prompt.base
         fill(slot, line, timings, engine.memory, tokens=want.tokens, is_guest=is_guest, now=engine.clock())
         if carried.snapshot is not None:
@@ -394,7 +397,3 @@ class Exchange:
         self.service.lines.advance(line, self.request.prompt, n_tokens)
         if self._ledger is not None:
             keep(self.service, line, self._ledger)
-
-
-MISPREDICTED = 64
-"""Tokens short of the prediction that make us ask whether the engine was restarted unseen."""

@@ -16,7 +16,9 @@ from proxy.snapshots import AsJson, StateDir
 
 def explain(
     request_id: Annotated[str, typer.Argument(help="a request's id, or the beginning of one", show_default=False)] = "",
-    last: Annotated[int, typer.Option(help="how many requests with a cause, the newest first", min=1, max=1000)] = 10,
+    last: Annotated[
+        int, typer.Option(help="how many requests with a cause or a compaction, the newest first", min=1, max=1000)
+    ] = 10,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,4 +76,5 @@ def _place(found: dict[str, Any]) -> str:
 def _compacted(found: dict[str, Any]) -> str:
     """What took which messages' place, and what that came to."""
     span = " of messages {} to {}".format(found["messages"][0], found["messages"][1] - 1) if "messages" in found else ""
-    return f"{found['outcome']}{span}: about {found['after']:,} tokens instead of {found['before']:,}"
+    when = ", in idle time, ahead of the next request" if found.get("ahead") else ""
+    return f"{found['outcome']}{span}: about {found['after']:,} tokens instead of {found['before']:,}{when}"

@@ -194,7 +194,7 @@ class Keeper:
 
     async def _relieve(self, engine: Engine) -> None:
         try:
-            while any(s.runner and s.runner.n_decoded > s.runner.reserve for s in engine.table.slots):
+            while any(s.runner and s.runner.has_outgrown for s in engine.table.slots):
                 await self._relieve_once(engine)
                 await asyncio.sleep(0.02)
         finally:

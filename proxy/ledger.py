@@ -19,6 +19,7 @@ from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder
 from policies.compaction import Replacement, applied
 from policies.layout import Value, to_tell
+from policies.message_parts import size_of
 from policies.types import DIGEST_BYTES
 
 Json = dict[str, Any]
@@ -39,21 +40,23 @@ class Reply:
     def message(self) -> Json | None:
         """The assistant message that the model produced, as far as it came; None when there is none."""
         if self._chunks:
-            self._message, self._chunks = _assembled(b"".join(self._chunks)), ()
+            found = assembled(b"".join(self._chunks)).get("message")
+            self._message, self._chunks = found if isinstance(found, dict) else None, ()
         return self._message
 
 
-def _assembled(stream: bytes) -> Json | None:
+def assembled(stream: bytes) -> Json:
+    """The choice that a chat's events make, as far as they came; empty when they make none."""
     decoder = Decoder("chat")
     try:
         for event in EventSplitter().feed(stream):
             data = data_of(event)
             if data is not None and data != b"[DONE]" and isinstance(found := orjson.loads(data), dict):
                 decoder.feed(found)
-        message = decoder.whole(Asked.of({}, "chat"))["choices"][0]["message"]
+        choice = decoder.whole(Asked.of({}, "chat"))["choices"][0]
     except (EngineBroken, orjson.JSONDecodeError, LookupError, TypeError):
-        return None
-    return message if isinstance(message, dict) else None
+        return {}
+    return choice if isinstance(choice, dict) else {}
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ class Ledger:
 
     def sizes(self) -> tuple[int, ...]:
         """Bytes that are sent for each position (policies/types.Prompt); the summary counts where its span begins."""
-        sizes = list(map(len, self.sent or ()))
+        sizes = list(map(size_of, self.sent or ()))
         if self.replaced:
             r = self.replaced[-1]
             for i in range(r.start, r.end):

@@ -64,11 +64,12 @@ async def prepare(service: Service, request: ModelRequest, *, prunes: bool = Fal
         found = service.lines.find(request.who, request.prompt, request.first_user)
         kind = _kind(service, request)
         return Prepared(_folded(service, request), _apart(found, kind), kind=kind)
-    prepared = await _Repair(service, request, prunes=prunes).run()
+    repair = _Repair(service, request, prunes=prunes)
+    prepared = await repair.run()
     kind = _kind(service, request)
     found = _apart(prepared.found, kind)
     prepared = replace(prepared, found=found, kind=kind)
-    if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE) and not prunes:
+    if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE) and not (prunes or repair.declines):
         line = found.line.id if found.line is not None else ""
         raise BrokenLine(
             f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
@@ -125,6 +126,8 @@ class _Repair:
         self._recognition = Recognition(service, request)
         self._repairs, self._line_changes = self._recognition.repairs, self._recognition.line_changes
         self._deferred: set[int] = set()
+        self.declines = False
+        """The client's history extends what it sent, but the request is to go without the summary that was in it."""
 
     def _take(self, request: ModelRequest) -> None:
         self._request = request
@@ -372,6 +375,7 @@ class _Repair:
         if r.compacts:
             ledger.replaced = replaced
         elif replaced:
+            self.declines = found.match is Match.EXTENDS
             found = Found(found.line, Match.EDITED, replaced[-1].start)
         prompt = replace(self._recognition.prompt(laid), sizes=ledger.sizes())
         body = r.body

@@ -16,6 +16,7 @@ import orjson
 import xxhash
 
 from policies.append_only import Defaults, aligned, moved_reminders, only_reminders, reminders, says_nothing
+from policies.message_parts import size_of
 from proxy.api.read import ModelRequest, chained
 from proxy.ledger import Ledger
 
@@ -76,7 +77,7 @@ def realigned(
 
 
 def _of(request: ModelRequest, entries: Sequence[_Entry]) -> ModelRequest:
-    sizes = tuple(len(each.blob) for each in entries)
+    sizes = tuple(size_of(each.blob) for each in entries)
     raws = tuple(each.raw for each in entries)
     chain = chained(request.prompt.base, raws)
     return replace(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from proxy.api.dialect import Writer
     from proxy.errors import SlotkeeperError
     from proxy.jobs import Job
+    from proxy.settle import Record
 
 _MARK = re.compile(rb'"(?:prompt_progress|timings|usage|error)"')
 """An event without these is content and is not parsed. Content that quotes them is parsed, which costs little."""
@@ -256,12 +257,13 @@ class Relay:
         await self._out.end()
 
 
-async def say_early(out: Out, headers: Mapping[str, str], opening: Json, writer: Writer | None) -> None:
-    """A sign of life of a chat that the engine has not been sent yet, since it processes its base first. `opening`: id,
-    model and created, which an answer in another dialect keeps."""
-    chunk = {**opening, "object": "chat.completion.chunk"}
+async def say_early(out: Out, record: Record, writer: Writer | None) -> None:
+    """A sign of life of a chat that the engine has not been sent yet, since it processes its base first, or sums up
+    what comes before. Its id, model and time are those that an answer in another dialect keeps."""
+    chunk: Json = {"id": f"chatcmpl-{record.id}", "object": "chat.completion.chunk", "model": record.model}
+    chunk["created"] = int(time.time())
     if not out.started:
-        await out.start(200, {**SSE_HEADERS, **headers})
+        await out.start(200, {**SSE_HEADERS, **record.headers()})
     await out.write(silent(chunk) if writer is None else writer.alive(chunk))
 
 

@@ -12,6 +12,7 @@ import orjson
 import structlog
 
 from llamacpp.errors import EngineError
+from policies.message_parts import MEDIA_MARKS, MEDIA_TOKENS
 from policies.prefix import common_prefix, n_tokens
 from policies.slot_state import SlotState
 from proxy.api.read import LEADING, RENDERING, ModelRequest
@@ -25,10 +26,6 @@ MOST_KNOWN = 8
 """Renderings and bases remembered per engine: a few agents' bases, a few hundred kilobytes each."""
 BASE_AT_LEAST = 256
 """Tokens of a base below which a snapshot of its own is not worth a file; agents' bases are 1,000 to 25,000."""
-MEDIA_TOKENS = 1024
-"""Tokens that an image or a sound is taken for; projectors make 64 to about 1,500 of one."""
-MEDIA_MARKS = (b'"type":"image_url"', b'"type":"input_audio"', b'"type":"input_video"')
-"""How a part of media is written by orjson."""
 V = TypeVar("V")
 Key = tuple[str, bytes]
 """A tenant and the digest of a base."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+BESIDE_TOKENS = 4
+"""Events of an answer that bear no token and are counted as one: role, finish reason, usage, and one in hand. Without
+them, whoever may say 40 tokens and has said them would seem to outgrow its reserve of 40."""
+
 
 @dataclass(slots=True, eq=False)
 class Runner:
@@ -21,8 +25,13 @@ class Runner:
 
     def grew(self) -> None:
         """More was generated; beyond the reserve the pool has to be watched."""
-        if self.n_decoded > self.reserve:
+        if self.has_outgrown:
             self.watch()
+
+    @property
+    def has_outgrown(self) -> bool:
+        """It takes more of the pool than was reserved for it."""
+        return self.n_decoded > self.reserve + BESIDE_TOKENS
 
     @property
     def need(self) -> int:

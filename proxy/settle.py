@@ -58,7 +58,7 @@ class Record:
     """Rules that changed the spelling of this request."""
     compaction: dict[str, Any] = field(default_factory=dict)
     """What a compaction did for this request: its outcome, tokens before and after (estimated), the span of messages
-    that the summary stands for, and the requests that asked for it."""
+    that the summary stands for, the requests that asked for it; `ahead`: done in idle time (no client's request)."""
     divergence: dict[str, Any] = field(default_factory=dict)
     """First message that differs from the ledger: its index and the positions around it in tokens (estimated)."""
 

@@ -34,6 +34,7 @@ LONG = (
     "test_twenty_turns_with_prunes",
     "test_prepared_in_idle_time[B-True",
     "test_off[B",
+    "test_engine_killed_while_it_sums_up[B-/v1/messages",
     "test_five_retries_cost_one_prefill[B-swa",
     "test_five_retries_cost_one_prefill[B-hybrid",
     "test_a_recorded_base[B-swa",

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy import errors
 from proxy.api import write_messages, write_responses
-from proxy.api.read import Door, ModelRequest, Told, identity, mode_of, read
+from proxy.api.read import Door, ModelRequest, Told, identity, mode_of, read, wants_compaction
 from proxy.choices import run_choices
 from proxy.engine_errors import whatever
 from proxy.errors import ClientLeft, SlotkeeperError, TooLarge
@@ -138,7 +138,7 @@ async def read_request(
     """The request as the engine gets it; a large body is parsed off the loop. Raises SlotkeeperError."""
     raw = await read_body(scope, receive, service.settings.max_body_bytes)
     headers = headers_of(scope)
-    compaction = service.settings.compaction and headers.get("x-slotkeeper-compaction", "").lower() != "off"
+    compaction = wants_compaction(headers, usual=service.settings.compaction)
     told = Told(headers, mode_of(headers, service.settings.mode), service.normals, compaction=compaction)
     who = identity(scope["state"]["tenant"], headers)
     if len(raw) > LARGE_BODY:

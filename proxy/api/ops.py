@@ -180,7 +180,8 @@ def control_app(service: Service) -> Starlette:
     explain = ExplainDesk(service.explainer, lambda name: next((e for e in engines if e.name == name), None))
 
     async def explained(request: Request) -> Response:
-        found = islice((r for r in reversed(service.records.values()) if r.cause is not None), _last(request, "10"))
+        telling = (r for r in reversed(service.records.values()) if r.cause is not None or "outcome" in r.compaction)
+        found = islice(telling, _last(request, "10"))
         return Response(orjson.dumps({"requests": [await explain.told(r) for r in tuple(found)]}))
 
     async def explained_one(request: Request) -> Response:

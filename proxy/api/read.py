@@ -13,7 +13,7 @@ import xxhash
 from llamacpp.capabilities import TemplateFacts
 from llamacpp.wire import Kind, is_one_prompt, must_be_whole, streamed
 from policies.compaction import compacts_itself
-from policies.message_parts import only_reminders
+from policies.message_parts import only_reminders, size_of
 from policies.system_text import fold
 from policies.types import Prompt, digest
 from proxy.api import read_messages, read_responses
@@ -207,6 +207,15 @@ def mode_of(headers: Mapping[str, str], usual: Mode) -> Mode:
     return cast(Mode, asked)
 
 
+def wants_compaction(headers: Mapping[str, str], *, usual: bool) -> bool:
+    """Whether a summary may take the place of old messages; a request may only say no. Raises BadRequest for a word
+    that says neither."""
+    asked = headers.get("x-slotkeeper-compaction", "on").lower()
+    if asked not in ("on", "off"):
+        raise BadRequest(f"'x-slotkeeper-compaction' is '{asked[:40]}'; it may be off (or on, as without it).")
+    return usual and asked == "on"
+
+
 def folded(body: Json, facts: TemplateFacts | None) -> Json:
     """The body with system text where the template takes it; the same object when nothing has to move."""
     messages = body.get("messages")
@@ -321,7 +330,7 @@ def _chat_prompt(
     first = next(telling, n_leading)
     first_user = digest((normals or raws)[first] if first < len(blobs) else b"")
     chain = chained(digest(system, tools, params), raws)
-    return Prompt(system, tools, params, chain, tuple(map(len, blobs)), n_leading), first_user
+    return Prompt(system, tools, params, chain, tuple(map(size_of, blobs)), n_leading), first_user
 
 
 def chained(base: bytes, entries: Iterable[bytes]) -> tuple[bytes, ...]:

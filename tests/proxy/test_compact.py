@@ -12,10 +12,12 @@ import orjson
 import pytest
 
 from policies.compaction import Replacement
+from policies.message_parts import size_of
 from policies.types import Match
 from proxy import compact
 from proxy.api.read import Told, read
-from proxy.compact import Collected, Compaction
+from proxy.aside import Collected
+from proxy.compact import Compaction
 from proxy.config import Settings
 from proxy.engine import Engine
 from proxy.engine_errors import too_long
@@ -44,6 +46,7 @@ class Client(Talk):
     answers: list[Json] = field(default_factory=list)
     asked: list[Prepared] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    is_refused: bool = False
     record: Record = field(default_factory=lambda: Record("r", "t", "chat", "main", 0.0))
 
     def say(self, messages: list[Json], tools: list[Json] | None = None, *, off: bool = False) -> Prepared:
@@ -68,6 +71,7 @@ class Client(Talk):
 
     def refused(self, messages: list[Json], n_prompt: int) -> Prepared:
         """The engine says that a request is longer than we counted."""
+        self.is_refused = True
         self.service.settings = Settings()
         told = Told({}, self.mode, self.service.normals, compaction=True)
         body = orjson.dumps({"messages": messages, "max_tokens": 100})
@@ -82,16 +86,21 @@ class Client(Talk):
 
         return asyncio.run(run())
 
-    async def _ask(self, prepared: Prepared) -> Collected:
+    async def _ask(self, prepared: Prepared, is_sure: bool) -> Collected:
+        assert is_sure is not self.is_refused, "that it fits is known before anybody is asked"
         self.asked.append(prepared)
         out = Collected()
-        found = self.answers.pop(0) if self.answers else {}
-        await out.write(orjson.dumps({"choices": [{"finish_reason": "stop", "message": answer(GOOD), **found}]}))
+        found = {"finish_reason": "stop", "message": answer(GOOD)} | (self.answers.pop(0) if self.answers else {})
+        message = found.pop("message") or {}
+        calls = [{"index": i, **c} for i, c in enumerate(message.get("tool_calls", ()))]
+        delta = {**message, **({"tool_calls": calls} if calls else {})}
+        for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, **found}):
+            await out.write(b"data: " + orjson.dumps({"choices": [{"index": 0, **choice}]}) + b"\n\n")
         return out
 
 
 def n_tokens(prepared: Prepared) -> int:
-    n = sum(len(orjson.dumps(m)) for m in sent(prepared)) + len(orjson.dumps(prepared.request.body.get("tools")))
+    n = sum(size_of(orjson.dumps(m)) for m in sent(prepared)) + len(orjson.dumps(prepared.request.body.get("tools")))
     return n // BYTES_PER_TOKEN
 
 
@@ -100,7 +109,8 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token for every four bytes."""
 
     async def render(engine: Any, request: Any, line: Any) -> Tokens:
-        n = sum(len(orjson.dumps(m)) for m in request.body["messages"]) + len(orjson.dumps(request.body.get("tools")))
+        n = sum(size_of(orjson.dumps(m)) for m in request.body["messages"])
+        n += len(orjson.dumps(request.body.get("tools")))
         return Tokens(bytes(4 * (n // BYTES_PER_TOKEN)))
 
     monkeypatch.setattr(compact, "render", render)
@@ -211,6 +221,35 @@ def test_prunes_come_first() -> None:
     assert "r" * 700 in text(one)
 
 
+def test_prunes_that_are_not_enough() -> None:
+    """The summary is asked for on what the slot holds, the prunes undone; what is sent then has them done."""
+    client = Client()
+    steps = [m for i in range(9) for m in (call(id_=f"c{i}"), result(f"{i} " + "r" * 800, f"c{i}"))]
+    messages = [system(), user("go"), *steps]
+    before = client.say(messages[:-4])
+    pruned = [
+        {**m, "content": "[Old tool result content cleared]"} if m.get("tool_call_id") == "c1" else m for m in steps
+    ]
+    one = client.say([system(), user("go"), *pruned])
+    assert client.record.compaction["outcome"] == "summary"
+    (question,) = client.asked
+    shown = sent(question)[:-1]
+    assert shown == sent(before)[: len(shown)] and len(shown) > 4
+    assert "0 rrr" not in text(one) and text(one).count("cleared]") <= 1
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_an_image_is_not_as_long_as_its_data(at: int) -> None:
+    """Wherever it stands: old text goes, though nearly all bytes are the image's."""
+    client, messages = Client(), history(6)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 50_000}}
+    messages[at] = {"role": "user", "content": [{"type": "text", "text": "see"}, picture]}
+    one = client.say(messages)
+    assert client.record.compaction["outcome"] in ("summary", "digest")
+    assert ("data:image" in text(one)) is (at == 1)
+    assert 2 <= text(one).count(" " + "y" * 300) <= 4
+
+
 def test_off_sends_what_the_client_sent() -> None:
     client = Client()
     messages = history(9)
@@ -274,7 +313,7 @@ def test_a_tail_of_more_tokens_than_its_bytes_promise(monkeypatch: pytest.Monkey
     one = client.say(messages)
     assert client.record.compaction["after"] < N_CTX / 2
     assert text(one).count("文") < 200, "at most what a digest cites of it"
-    assert (client.record.compaction["outcome"], len(client.asked)) == ("digest", 1), "the larger span fits no question"
+    assert (client.record.compaction["outcome"], len(client.asked)) == ("digest", 0), "the larger span fits no question"
 
 
 def test_what_cannot_be_helped_says_nothing_of_a_compaction(monkeypatch: pytest.MonkeyPatch) -> None:

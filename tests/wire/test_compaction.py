@@ -4,15 +4,20 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy import compact_ahead, keeper
+from proxy.api.ops import control_app
 from proxy.engine import Engine
+from proxy.explain_cli import _told
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
 from tests.servers import until
 from tests.wire.conftest import Serve
-from tests.wire.wire import CHAT, Wire, chat
+from tests.wire.dialects import MESSAGES, RESPONSES, said
+from tests.wire.test_keep_alive import ALWAYS, SIGNS
+from tests.wire.wire import CHAT, Wire, chat, data
 
 N_CTX = 2000
 SUMMARY = [" The", " parser", " is", " ported", ";", " tests", " are", " left"]
@@ -38,6 +43,21 @@ def grown() -> dict[str, Any]:
         {"role": "user", "content": "a asks for more " + "word " * 200},
     ]
     return body | {"messages": body["messages"] + turn}
+
+
+def spoken(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The same conversation in that door's dialect."""
+    if path == RESPONSES:
+        return {"model": "m", "input": body["messages"], "max_output_tokens": 4}
+    return {"model": "m", **body}
+
+
+def answered(path: str, events: list[bytes]) -> str:
+    """The text of a stream."""
+    if path != CHAT:
+        return said(path, b"".join(events))
+    choices = [c for event in events if b"[DONE]" not in event for c in data(event)["choices"]]
+    return "".join(c["delta"].get("content") or "" for c in choices)
 
 
 def tell(**more: Any) -> Cue:
@@ -96,6 +116,34 @@ async def test_two_requests_of_one_line(serve: Serve, small: FakeLlama, tmp_path
     assert written and {p.stat().st_mode & 0o777 for p in written} == {0o600}
 
 
+@pytest.mark.parametrize(("word", "status"), [("OFF", 400), ("on", 200), ("no", 400), ("x" * 5000, 400), ("", 400)])
+async def test_the_header(serve: Serve, small: FakeLlama, word: str, status: int) -> None:
+    """`off` is told that the prompt does not fit; a word that says neither is refused, not overlooked."""
+    async with small as fake:
+        wire = await serve(fake)
+        fake.cues.append(tell())
+        answer = await wire.post(CHAT, grown(), headers={"x-slotkeeper-compaction": word})
+        assert (answer.status_code, len(asked_of(fake))) == (status, status == 200)
+        assert status == 200 or ("available context size" in answer.text) is (word == "OFF")
+        assert len(answer.text) < 500 or status == 200
+
+
+async def test_strict_keeps_its_word(serve: Serve, small: FakeLlama) -> None:
+    """A compaction breaks no line, nor does a request that declines its summary: the client's history extends."""
+    async with small as fake:
+        wire = await serve(fake, mode="strict")
+        fake.cues.append(tell())
+        body = grown()
+        for headers, status in ({}, 200), ({}, 200), ({"x-slotkeeper-compaction": "off"}, 400), ({}, 200):
+            answer = await wire.post(CHAT, body, headers=headers)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or "available context size" in answer.text
+            body["messages"] += [{"role": "assistant", "content": " w0 w1 w2 w3"}, {"role": "user", "content": "more"}]
+        body["messages"][3]["content"] = "edited"
+        assert (await wire.post(CHAT, body)).status_code == 409
+        assert len(asked_of(fake)) == 1
+
+
 async def test_a_client_that_leaves_meanwhile(serve: Serve, small: FakeLlama) -> None:
     """While the summary is made: the engine is told, and the next request has one made. Later: it is kept."""
     async with small as fake:
@@ -131,6 +179,62 @@ async def test_an_engine_that_breaks_meanwhile(serve: Serve, small: FakeLlama) -
         assert again.status_code == 200, again.text
         assert len(others(fake)[-1]["messages"]) < 20
         await wire.has_slots("idle", "empty")
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_signs_of_life_while_it_is_summed_up(path: str, serve: Serve, small: FakeLlama) -> None:
+    """The client hears that there is life before there is a summary, and then its answer, in its own dialect."""
+    async with small as fake:
+        wire, go = await serve(fake, keep_alive=ALWAYS), asyncio.Event()
+        fake.cues.append(tell(hold_before=go))
+        async with wire.stream(path, spoken(path, grown())) as stream:
+            assert stream.response.status_code == 200
+            events = [await stream.next()]
+            while not any(SIGNS[path] in event for event in events):
+                events.append(await stream.next())
+            assert len(fake.model_requests) == len(asked_of(fake)) == 1
+            go.set()
+            events += await stream.rest()
+        assert answered(path, events) == " w0 w1 w2 w3"
+        assert not any(b"parser" in event for event in events), "what the summary says is not the answer"
+        assert "The parser is ported" in str(others(fake)[-1]["messages"])
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_what_cannot_be_helped_is_said_before_any_sign(path: str, serve: Serve, small: FakeLlama) -> None:
+    """Base and last message alone do not fit: a plain 400, and no model is asked in vain."""
+    async with small as fake:
+        wire = await serve(fake, keep_alive=ALWAYS)
+        body = talk(15)
+        body["messages"][-1]["content"] = "word " * N_CTX
+        answer = await wire.post(path, {**spoken(path, body), "stream": True})
+        assert (answer.status_code, "available context size" in answer.text) == (400, True)
+        assert fake.model_requests == []
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_an_engine_that_counts_more_than_we_do(path: str, serve: Serve, small: FakeLlama) -> None:
+    """One compaction, and no sign on the way: it may refuse the next prompt as well, which has to be a plain 400."""
+    async with small as fake:
+        wire = await serve(fake, keep_alive=ALWAYS)
+        error = {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 2500, "n_ctx": N_CTX}
+        error["message"] = "request (2500 tokens) exceeds the available context size (2000 tokens), try increasing it"
+        fake.cues += [Cue(status=400, error=error), tell(), Cue(status=400, error=error)]
+        answer = await wire.post(path, {**spoken(path, talk(15)), "stream": True})
+        assert (answer.status_code, "request (2500 tokens)" in answer.text) == (400, True)
+        assert len(asked_of(fake)) == 1 and len(fake.model_requests) == 3
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_a_summary_that_fails_behind_a_sign(path: str, serve: Serve, small: FakeLlama) -> None:
+    """The answer goes on with a digest: what was promised holds."""
+    async with small as fake:
+        wire = await serve(fake, keep_alive=ALWAYS)
+        fake.cues.append(tell(error_at=2))
+        events = await wire.events(path, spoken(path, grown()))
+        assert any(SIGNS[path] in event for event in events)
+        assert answered(path, events) == " w0 w1 w2 w3"
+        assert (await wire.recorded(2))[0]["compaction"]["outcome"] == "digest"
 
 
 async def test_tenants_do_not_share_a_summary(serve: Serve, small: FakeLlama, tmp_path: Path) -> None:
@@ -175,6 +279,31 @@ async def test_preparing_gives_way(serve: Serve, small: FakeLlama) -> None:
         body["messages"] += [{"role": "assistant", "content": " w0 w1 w2 w3"}, {"role": "user", "content": "and now?"}]
         assert (await wire.post(CHAT, body)).status_code == 200
         assert others(fake)[-1]["messages"] == body["messages"]
+
+
+@pytest.mark.usefixtures("eager")
+async def test_what_was_prepared_is_explained(serve: Serve, small: FakeLlama) -> None:
+    """A compaction that nobody asked for has a record of its own: what it replaced, what that cost, who summed up."""
+    async with small as fake:
+        wire = await serve(fake, compact_prepare_at=0.5)
+        fake.cues += [Cue(), tell()]
+        await wire.post(CHAT, talk(9))
+        ahead, asked, first = await wire.recorded(3)
+        assert (ahead["id"][:5], ahead["kind"], ahead["outcome"]) == ("idle_", "compaction", "ok")
+        assert (ahead["line"], ahead["cause"]) == (first["line"], "compaction")
+        told = ahead["compaction"]
+        assert (told["outcome"], told["ahead"], told["requests"]) == ("summary", True, [asked["id"]])
+        assert told["after"] < told["before"] and 0 < ahead["prompt_n"] <= told["after"]
+        door = httpx.ASGITransport(control_app(wire.service))
+        async with httpx.AsyncClient(transport=door, base_url="http://slotkeeper") as client:
+            (shown,) = (await client.get("/explain?last=5")).json()["requests"]
+            assert shown["id"] == ahead["id"]
+            assert (await client.get(f"/explain/{ahead['id']}")).json()["requests"] == [shown]
+        assert "in idle time" in str(_told(shown)) and "of messages 1 to" in str(_told(shown))
+        metrics = (await wire.get("/metrics")).text
+        processed = asked["prompt_n"] + ahead["prompt_n"]
+        name = 'slotkeeper_prompt_tokens_processed_total{engine="engine0",kind="compaction",model="fake"}'
+        assert f"{name} {float(processed)}" in metrics
 
 
 async def test_engines_are_looked_after_side_by_side(
