@@ -40,6 +40,9 @@ class LlamaClient:
     `connections` is the most sockets at a time. Proxies named in the environment are not used, redirects not followed.
     """
 
+    is_free_to_ask = True
+    """GET /props neither wakes a model nor keeps it loaded, however often it is asked."""
+
     def __init__(self, base_url: str, api_key: str | None = None, *, connections: int = 256) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"accept": "*/*", "accept-encoding": "identity", "connection": "keep-alive"}
