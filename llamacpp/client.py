@@ -45,6 +45,8 @@ class LlamaClient:
 
     def __init__(self, base_url: str, api_key: str | None = None, *, connections: int = 256) -> None:
         self.base_url = base_url.rstrip("/")
+        self.identity = self.base_url
+        """Tells it from every other engine."""
         self._headers = {"accept": "*/*", "accept-encoding": "identity", "connection": "keep-alive"}
         self._headers["user-agent"] = "slotkeeper"
         if api_key:

@@ -99,7 +99,7 @@ class _RoutedClient(LlamaClient):
 
     def __init__(self, base_url: str, key: str | None, model: str) -> None:
         super().__init__(base_url, key)
-        self._model = model
+        self._model, self.identity = model, f"{self.base_url}/{model}"
 
     @asynccontextmanager
     async def stream(
