@@ -6,7 +6,7 @@ import array
 import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -202,7 +202,7 @@ class LlamaClient:
             }
         )
         splitter, timings = EventSplitter(), None
-        async with self.stream("POST", "/completion", body) as response:
+        async with self._own_stream("POST", "/completion", body) as response:
             if response.status_code != httpx.codes.OK:
                 _check(response.status_code, await response.aread())
             async for chunk in chunks_of(response):
@@ -215,6 +215,10 @@ class LlamaClient:
         return timings
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _own_stream(self, method: str, path: str, content: bytes) -> AbstractAsyncContextManager[httpx.Response]:
+        """`stream`, for work that no client asked for."""
+        return self.stream(method, path, content)
 
     async def _send(self, request: httpx.Request, read: _Read) -> httpx.Response:
         """llama-server closes kept connections without a word (after 100 requests, after an error in a stream), so a

@@ -7,7 +7,7 @@ docs/configuration.md (`/v1/models`, `/running`, `/upstream/MODEL/...`, `ttl`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
@@ -122,6 +122,9 @@ class _RoutedClient(LlamaClient):
         content = self._named(content) if content is not None else None
         return await super().request(method, path, content=content, params=named, headers=headers, seconds=seconds)
 
+    def _own_stream(self, method: str, path: str, content: bytes) -> AbstractAsyncContextManager[httpx.Response]:
+        return self.stream(method, f"{path}?autoload=false", content)
+
     def _named(self, content: bytes) -> bytes:
         try:
             body = orjson.loads(content)
@@ -150,11 +153,20 @@ class _SwappedClient(LlamaClient):
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> httpx.Response:
+        await self._check_loaded()
+        return await super().request(method, path, content=content, params=params, headers=headers, seconds=seconds)
+
+    @asynccontextmanager
+    async def _own_stream(self, method: str, path: str, content: bytes) -> AsyncIterator[httpx.Response]:
+        await self._check_loaded()
+        async with self.stream(method, path, content) as response:
+            yield response
+
+    async def _check_loaded(self) -> None:
         running = await _entries(self._router.client, "/running", "running")
         if not any(m.get("model") == self._model and m.get("state") == "ready" for m in running):
             error = {"error": {"code": 400, "message": NOT_LOADED, "type": "invalid_request_error"}}
             raise EngineRefused(400, orjson.dumps(error), NOT_LOADED)
-        return await super().request(method, path, content=content, params=params, headers=headers, seconds=seconds)
 
 
 async def _entries(client: LlamaClient, path: str, name: str) -> list[dict[str, Any]]:

@@ -112,6 +112,12 @@ class Engines:
         held = {e.name: slot.n_tokens for e in ready if line and (slot := e.table.holding(line)) is not None}
         return min(ready, key=lambda e: (-held.get(e.name, 0), e.n_requests, e.name))
 
+    async def awake(self, engine: Engine) -> None:
+        """It can be asked now, its model loaded by its router if need be. Raises SlotkeeperError."""
+        if engine.wake is not None:
+            await engine.wake()
+        engine.require_ready()
+
     def is_ready(self) -> bool:
         """At least one can be asked, or will be when a request comes."""
         return any(e.ready or e.unloaded for e in self.all)

@@ -7,6 +7,7 @@ own accord loads nothing; a model request does, and waits until its engine is re
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,10 @@ class Fleet:
     """What was loaded when we took a model for what it is, or saw it unloaded."""
     _loads: dict[str, asyncio.Task[SlotkeeperError | None]] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _n_waiting: int = 0
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One model after another: each may push out the one before."""
+    _wanted: Counter[str] = field(default_factory=Counter)
+    """Requests that wait for a model."""
 
     async def look(self) -> None:
         """Compares with what the router says: models that are new, gone, loaded, unloaded. Wakes nothing."""
@@ -67,14 +71,14 @@ class Fleet:
         if engine.ready or engine.model not in self._members:
             return
         settings = self.engines.settings
-        if self._n_waiting >= settings.max_waiting:
-            raise Busy(f"{self._n_waiting} requests wait for models to be loaded; try again later.", retry_after=5)
-        self._n_waiting += 1
+        if (n := self._wanted.total()) >= settings.max_waiting:
+            raise Busy(f"{n} requests wait for models to be loaded; try again later.", retry_after=5)
+        self._wanted[engine.model] += 1
         try:
             load = self._begin(engine)
             await asyncio.wait({load}, timeout=settings.max_wait_seconds)
         finally:
-            self._n_waiting -= 1
+            self._wanted[engine.model] -= 1
         if not load.done():
             raise WaitedTooLong(f"{engine.model} is still being loaded; try again later.", retry_after=5)
         if (error := load.result()) is not None:
@@ -148,25 +152,26 @@ class Fleet:
 
     async def _load(self, engine: Engine) -> SlotkeeperError | None:
         """Why it could not be loaded."""
-        if engine.unloaded:
-            await self._keep_others(engine)
-            try:
-                await self.router.load(engine.model)
-            except EngineError as error:
-                return as_ours(error)
-            finally:
-                await self.look()
-        await self.engines.attach(engine, self.spec)
+        async with self._loading:
+            if engine.unloaded:
+                await self._keep_others(engine)
+                try:
+                    await self.router.load(engine.model)
+                except EngineError as error:
+                    return as_ours(error)
+                finally:
+                    await self.look()
+            await self.engines.attach(engine, self.spec)
         return None
 
     async def _keep_others(self, engine: Engine) -> None:
-        """A router that is full pushes out what is idle: saved first, as nobody else would. One that answers still is
+        """A router that is full pushes out what is idle: saved first, as nobody else would. One that has requests is
         waited for, as the router does."""
         if not self.router.is_full(list(self._models.values())):
             return
         others = [e for e in self._members.values() if e is not engine and e.ready]
         deadline = engine.clock() + self.engines.settings.max_wait_seconds
-        while any(e.table.runners() for e in others):
+        while any(e.n_requests or e.table.runners() or self._wanted[e.model] for e in others):
             if engine.clock() > deadline:
                 break
             await asyncio.sleep(LOOK_SECONDS)
