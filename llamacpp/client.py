@@ -7,7 +7,7 @@ import asyncio
 import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -43,8 +43,13 @@ class LlamaClient:
     `connections` is the most sockets at a time. Proxies named in the environment are not used, redirects not followed.
     """
 
+    is_free_to_ask = True
+    """GET /props neither wakes a model nor keeps it loaded, however often it is asked."""
+
     def __init__(self, base_url: str, api_key: str | None = None, *, connections: int = 256) -> None:
         self.base_url = base_url.rstrip("/")
+        self.identity = self.base_url
+        """Tells it from every other engine."""
         self._headers = {"accept": "*/*", "accept-encoding": "identity", "connection": "keep-alive"}
         self._headers["user-agent"] = "slotkeeper"
         if api_key:
@@ -210,7 +215,7 @@ class LlamaClient:
             }
         )
         splitter, timings = EventSplitter(), None
-        async with self.stream("POST", "/completion", body) as response:
+        async with self._own_stream("POST", "/completion", body) as response:
             if response.status_code != httpx.codes.OK:
                 _check(response.status_code, await response.aread())
             async for chunk in chunks_of(response):
@@ -223,6 +228,10 @@ class LlamaClient:
         return timings
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _own_stream(self, method: str, path: str, content: bytes) -> AbstractAsyncContextManager[httpx.Response]:
+        """`stream`, for work that no client asked for."""
+        return self.stream(method, path, content)
 
     async def _send(self, request: httpx.Request, read: _Read) -> httpx.Response:
         """llama-server closes kept connections without a word (after 100 requests, after an error in a stream), so a

@@ -52,7 +52,7 @@ class Repair:
             texts=TextBudget(),
             store=_Nowhere(),
             metrics=SimpleNamespace(repaired=lambda _: None),
-            engines=SimpleNamespace(template=None, all=()),
+            engines=SimpleNamespace(all=()),
         )
         self._service = cast(Service, bench)
         self._runner = asyncio.Runner()

@@ -29,6 +29,7 @@ from proxy.metrics import CompactionOutcome
 from proxy.prepare import Prepared, prepare
 from proxy.rendering import render
 from proxy.service import Service
+from proxy.serving import template_of
 from proxy.settle import Record
 
 log = structlog.get_logger(__name__)
@@ -319,7 +320,7 @@ class Compaction:
         request = replace(
             r,
             path=CHAT_PATH,
-            body=folded(body, self._service.engines.template),
+            body=folded(body, template_of(self._service.engines, body.get("model"))),
             prompt=replace(p, chain=chain, sizes=(*p.sizes[:end], len(text))),
             max_tokens=n_answer,
             dialect="chat",
@@ -361,5 +362,5 @@ def _notes(ledger: Ledger, decided: Compact) -> list[str]:
 
 def resent(service: Service, r: ModelRequest, messages: Sequence[Json], ledger: Ledger) -> ModelRequest:
     """The request with the ledger's newest summary in it."""
-    body = folded({**r.body, "messages": ledger.composed(messages)}, service.engines.template)
+    body = folded({**r.body, "messages": ledger.composed(messages)}, template_of(service.engines, r.model))
     return replace(r, body=body, prompt=replace(r.prompt, sizes=ledger.sizes()))

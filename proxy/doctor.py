@@ -53,6 +53,8 @@ class DoctorDesk:
         return {"engines": reports, "effective": all(r["effective"] for r in reports)}
 
     async def _one(self, engine: Engine, *, probe: bool, determinism: bool) -> dict[str, Any]:
+        if engine.unloaded:
+            return {"name": engine.name, "effective": True, "findings": [_away(engine)], "plan": None, "command": None}
         if not engine.ready:
             return {"name": engine.name, "effective": False, "findings": [_down(engine)], "plan": None, "command": None}
         notes: list[str] = []
@@ -106,6 +108,12 @@ class DoctorDesk:
 def _down(engine: Engine) -> dict[str, str]:
     what = f"the engine cannot be asked: {engine.why_not}"
     return {"name": "engine", "level": "broken", "what": what, "consequence": "nothing is served", "better": ""}
+
+
+def _away(engine: Engine) -> dict[str, str]:
+    """A router's model that no request has asked for: doctor loads none either."""
+    better = f"send a request for {engine.model}, then ask again"
+    return {"name": "engine", "level": "note", "what": engine.why_not, "consequence": "not known yet", "better": better}
 
 
 def facts_of(
@@ -189,7 +197,7 @@ async def _until_ready(engines: Engines) -> None:
     hopeless: list[Exception] = []
     engines.on_hopeless = hopeless.append
     began = asyncio.get_running_loop().time()
-    while late := [e for e in engines.all if not e.ready]:
+    while late := [e for e in engines.all if not e.ready and not e.unloaded]:
         seconds = asyncio.get_running_loop().time() - began
         if hopeless:
             raise hopeless[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,6 +136,12 @@ class Engine:
     """Its --sleep-idle-seconds; 0: it never sleeps or, attached, nothing tells."""
     restart: Callable[[], None] | None = None
     """Ends it, so that it is started again (ours only)."""
+    wake: Callable[[], Awaitable[None]] | None = None
+    """Has its router load its model, for a request (proxy/routed; None where no router does)."""
+    unloaded: bool = False
+    """Not ready because its router has not loaded it, which a request does."""
+    aliases: tuple[str, ...] = ()
+    """What else its router calls it."""
     _header: tuple[Path | None, MemoryFacts | None] | None = None
 
     def __post_init__(self) -> None:
@@ -231,6 +237,8 @@ class Engine:
         used = [s.last_used for s in self.table.slots if s.n_tokens]
         if not self.ready or not used or self.table.runners() or (self.kind != "attached" and not self.sleep_seconds):
             return False
+        if not self.client.is_free_to_ask:
+            return False
         return self.clock() - max(used) >= (self.sleep_seconds or LEAST_SLEEP_SECONDS)
 
     @asynccontextmanager
@@ -281,7 +289,7 @@ class Engine:
 
     def up(self) -> None:
         """It may be asked."""
-        self.ready, self.is_loading = True, False
+        self.ready, self.is_loading, self.unloaded = True, False, False
         self.refresh_abilities()
 
     def down(self, why: str) -> list[tuple[str | None, int]]:
@@ -383,7 +391,7 @@ class Engine:
 
 def names_of(engine: Engine) -> set[str]:
     """Names that a client may call an engine's model by."""
-    names = {engine.model}
+    names = {engine.model, *engine.aliases}
     if engine.props is not None:
         path = Path(engine.props.model_path)
         names |= {engine.props.model_alias, engine.props.model_path, path.name, path.stem}

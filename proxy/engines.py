@@ -11,10 +11,11 @@ from pathlib import Path
 import structlog
 
 from llamacpp import engines as children
-from llamacpp.capabilities import TemplateFacts, probe_opening
+from llamacpp.capabilities import probe_opening
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
 from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
+from llamacpp.routers import find_router
 from policies.causes import Cause
 from policies.checkpoints import REWINDS
 from proxy import fingerprint
@@ -38,6 +39,7 @@ from proxy.errors import BadRequest, StoreError, UnknownModel
 from proxy.learned import LearnedBook, learn_ways
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
+from proxy.routed import Fleet
 from proxy.store import Store
 from proxy.tasks import Tasks
 
@@ -78,6 +80,7 @@ class Engines:
     _children: dict[str, children.Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: dict[str, str] = field(default_factory=dict)
+    _fleets: dict[str, Fleet] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.learned = LearnedBook(self.settings.state_dir / "engines")
@@ -109,14 +112,15 @@ class Engines:
         held = {e.name: slot.n_tokens for e in ready if line and (slot := e.table.holding(line)) is not None}
         return min(ready, key=lambda e: (-held.get(e.name, 0), e.n_requests, e.name))
 
-    @property
-    def template(self) -> TemplateFacts | None:
-        """What the chat template of the first engine that answers takes; None while nothing is known."""
-        return next((e.template for e in self.all if e.template is not None), None)
+    async def awake(self, engine: Engine) -> None:
+        """It can be asked now, its model loaded by its router if need be. Raises SlotkeeperError."""
+        if engine.wake is not None:
+            await engine.wake()
+        engine.require_ready()
 
     def is_ready(self) -> bool:
-        """At least one can be asked."""
-        return any(e.ready for e in self.all)
+        """At least one can be asked, or will be when a request comes."""
+        return any(e.ready or e.unloaded for e in self.all)
 
     def is_stopping(self) -> bool:
         """Engines that end now are not started again."""
@@ -137,16 +141,15 @@ class Engines:
         for number, text in enumerate(self.settings.upstream):
             spec = attached.parse_upstream(text)
             client = LlamaClient(spec.url, key.get_secret_value() if key else None)
-            engine = self._new_engine(f"engine{number}", "attached", client)
+            engine = self.new_engine(f"engine{number}", "attached", client, spec.kind)
             engine.wanted_model, engine.slot_dir = spec.model, spec.slots
-            self._kinds[engine.name] = spec.kind
             self.tasks.spawn(self._watch(engine, spec), f"watch-{engine.name}")
 
     async def stop(self, seconds: float) -> None:
         """Ends our children (their slots are saved by then) and closes all connections."""
         self._stopping.set()
         await asyncio.gather(*(child.stop(seconds) for child in self._children.values()))
-        for engine in self.all:
+        for engine in (*self.all, *(fleet.front for fleet in self._fleets.values())):
             await engine.client.aclose()
 
     async def wait_released(self, seconds: float) -> None:
@@ -169,7 +172,9 @@ class Engines:
         except StoreError as error:
             log.warning("line_not_forgotten", line=line, error=str(error))
 
-    def _new_engine(self, name: str, kind: str, client: LlamaClient) -> Engine:
+    def new_engine(self, name: str, kind: str, client: LlamaClient, takes: str = "chat") -> Engine:
+        """One more in `all`, not ready yet; `takes`: chat or embedding requests."""
+        self._kinds[name] = takes
         engine = Engine(name, kind, self.store, self.metrics, self.settings.max_waiting, client)
         engine.metrics.add_engine(name, "unknown", 0)
         self.all.append(engine)
@@ -182,7 +187,7 @@ class Engines:
         spec, chosen = await asyncio.to_thread(with_template, self.settings, planned)
         tell(sums, spec)
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
-        engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
+        engine = self.new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
         engine.slot_dir, engine.can_rewind, engine.chosen_template = self.settings.slots_dir, can_rewind(spec), chosen
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
         if (n_bytes := file_bytes_per_token(spec.model)) > 0:
@@ -218,7 +223,7 @@ class Engines:
             self._children.pop(engine.name, None)
             if self.is_stopping():
                 return
-            self._lost_instance(engine, why)
+            self.lost_instance(engine, why)
             deaths += 1
             if engine.instance == 0 and deaths == HOPELESS:
                 return self.on_hopeless(EngineSetupError(f"{why} It has never been ready in {deaths} starts."))
@@ -256,7 +261,8 @@ class Engines:
             return False
         return True
 
-    def _lost_instance(self, engine: Engine, why: str) -> None:
+    def lost_instance(self, engine: Engine, why: str) -> None:
+        """It is not there any more, and nothing that lay in its slots: their lines are told."""
         was_ready = engine.ready
         lost = engine.down(why)
         for line in filter(None, (self.lines.get(name) for name, _ in lost if name)):
@@ -319,10 +325,15 @@ class Engines:
 
     async def _watch(self, engine: Engine, spec: attached.AttachedSpec) -> None:
         """Looks after an engine that somebody else runs: attach when it answers, notice when it goes."""
-        told = False
+        told, fleet = False, None
         while not self.is_stopping():
             try:
-                told = await self._look(engine, spec, told=told)
+                if fleet is None and not engine.ready and (router := await find_router(engine.client)) is not None:
+                    fleet = self._fleets[engine.name] = Fleet(self, engine, spec, router)
+                if fleet is not None:
+                    await fleet.look()
+                else:
+                    told = await self._look(engine, spec, told=told)
             except Exception as error:  # whatever it is: without this loop nobody would look again
                 log.error("engine_not_watched", engine=engine.name, exc_info=error)
             with contextlib.suppress(TimeoutError):
@@ -335,13 +346,14 @@ class Engines:
             log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
         told = told or not (healthy or engine.ready)
         if not healthy and engine.ready and not engine.table.runners():
-            self._lost_instance(engine, "its /health does not answer")
+            self.lost_instance(engine, "its /health does not answer")
             log.warning("engine_gone", engine=engine.name, url=spec.url)
         elif not engine.ready:
-            await self._attach(engine, spec)
+            await self.attach(engine, spec)
         return told
 
-    async def _attach(self, engine: Engine, spec: attached.AttachedSpec) -> None:
+    async def attach(self, engine: Engine, spec: attached.AttachedSpec) -> None:
+        """Finds out what it is and can do; it is ready then, or says why not."""
         try:
             found = await attached.inspect(engine.client, spec)
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)

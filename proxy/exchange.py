@@ -129,8 +129,8 @@ class Exchange:
         r, found = prepared.request, prepared.found
         self.record.repairs, self.record.kind = list(prepared.repairs), prepared.kind
         engine = self.service.engines.pick(r.model, r.door, found.line.id if found.line else None)
-        engine.require_ready()
         await self.service.engines.beliefs.notice_sleep(engine)
+        await self.service.engines.awake(engine)
         engine.table.require_place(engine.n_requests)
         line = prepared.line or (found.line if found.line is not None and found.is_same_line else None)
         line = line or new_line(r.who, r.prompt, r.first_user, r.kind)

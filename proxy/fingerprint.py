@@ -44,7 +44,7 @@ async def check_dir(client: LlamaClient, slot: int, slot_dir: Path) -> None:
     The file's name is always the same: in a wrong directory it stays, but only one of it, ever. (In a right one any
     later scan of the store takes such a name for a left-over of its own and deletes it.) Raises EngineError.
     """
-    path = slot_dir / f"0000-{xxhash.xxh3_64_hexdigest(client.base_url.encode())}.tmp"
+    path = slot_dir / f"0000-{xxhash.xxh3_64_hexdigest(client.identity.encode())}.tmp"
     try:
         path.unlink(missing_ok=True)
         await client.prime(slot, (await client.tokenize(TEXT))[: 4 * TOKEN_BYTES])

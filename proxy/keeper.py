@@ -9,13 +9,14 @@ import structlog
 
 from llamacpp.errors import EngineError
 from policies.prefix import common_prefix, n_tokens
-from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, exit_order, is_worth, next_base, next_save, relieve
+from policies.upkeep import DAILY_BYTES, Growth, IdleSlot, is_worth, next_base, next_save, relieve
 from proxy.carry_out import evict, give_back, restore, save
 from proxy.compact_ahead import Ahead
 from proxy.engine import Engine
 from proxy.errors import StoreError
 from proxy.exchange import Exchange
 from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_slot
+from proxy.saving import save_idle
 from proxy.service import Service
 from proxy.slots import Slot
 from proxy.warm import IdleWarmer
@@ -45,12 +46,16 @@ class Keeper:
         """Rounds of upkeep for every engine that is idle, each engine's apart: a summary may take minutes. Cancelled,
         it leaves a round that is under way to its end: a slot whose save was broken off would be nobody's, and could
         not be saved at exit."""
+        kept: set[Engine] = set()
         async with asyncio.TaskGroup() as group:
-            for engine in self._service.engines.all:
-                group.create_task(self._rounds(engine), name=f"keeper-{engine.name}")
+            while True:
+                for engine in set(self._service.engines.all) - kept:
+                    group.create_task(self._rounds(engine), name=f"keeper-{engine.name}")
+                    kept.add(engine)
+                await asyncio.sleep(ROUND_SECONDS)
 
     async def _rounds(self, engine: Engine) -> None:
-        while True:
+        while engine in self._service.engines.all:
             await asyncio.sleep(ROUND_SECONDS)
             await asyncio.shield(self._service.tasks.spawn(self._safe_round(engine), f"upkeep-{engine.name}"))
 
@@ -231,23 +236,9 @@ class Keeper:
         try:
             async with asyncio.timeout(seconds):
                 for engine in self._service.engines.all:
-                    await self._save_engine(engine)
+                    await save_idle(engine, self._service.engines.beliefs, "exit")
         except TimeoutError:
             log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
-
-    async def _save_engine(self, engine: Engine) -> None:
-        if not engine.ready or not engine.can_save or await self._service.engines.beliefs.is_asleep(engine):
-            return
-        for number in exit_order(self._idle(engine)):
-            slot = engine.table.slots[number]
-            if not engine.files_rewind:
-                await render_slot(engine, slot)  # to know where its prompt ends
-            if slot.is_idle:
-                engine.table.lease(slot)
-                try:
-                    await save(engine, slot, "exit")
-                finally:
-                    give_back(engine, slot)
 
 
 def _rate(slot: Slot) -> float:

@@ -31,6 +31,7 @@ from proxy.lines import Found, Line
 from proxy.metrics import Kind
 from proxy.recognise import Recognition
 from proxy.service import Service
+from proxy.serving import template_of, wake
 from proxy.template_clock import clock_values, with_clock
 
 log = structlog.get_logger(__name__)
@@ -60,6 +61,7 @@ class Prepared:
 async def prepare(service: Service, request: ModelRequest, *, prunes: bool = False) -> Prepared:
     """Raises BrokenLine in mode strict when the request does not extend its line. `prunes`: what the client pruned is
     no longer put off."""
+    await wake(service.engines, request.model, request.door)
     if request.door != "chat" or request.mode == "observe":
         found = service.lines.find(request.who, request.prompt, request.first_user)
         kind = _kind(service, request)
@@ -101,7 +103,7 @@ def _where(found: Found) -> str:
 
 
 def _folded(service: Service, request: ModelRequest) -> ModelRequest:
-    body = folded(request.body, service.engines.template)
+    body = folded(request.body, template_of(service.engines, request.model))
     if request.door == "chat":
         body = with_clock(service.engines, body)
     return request if body is request.body else replace(request, body=body)
@@ -383,5 +385,5 @@ class _Repair:
             body = {**body, "messages": ledger.composed(messages)}
         if laid.tools is not None and laid.tools != body.get("tools"):
             body = {**body, "tools": laid.tools}
-        body = folded(body, self._service.engines.template)
+        body = folded(body, template_of(self._service.engines, self._request.model))
         return Prepared(replace(r, body=body, prompt=prompt), found, ledger, tuple(self._repairs))

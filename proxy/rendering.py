@@ -26,6 +26,8 @@ MOST_KNOWN = 8
 """Renderings and bases remembered per engine: a few agents' bases, a few hundred kilobytes each."""
 BASE_AT_LEAST = 256
 """Tokens of a base below which a snapshot of its own is not worth a file; agents' bases are 1,000 to 25,000."""
+STARTS_SUBAGENTS = frozenset({"task"})
+"""Tools that an agent's sub-agents lack, while their system text is the same (agents.md: opencode's)."""
 V = TypeVar("V")
 Key = tuple[str, bytes]
 """A tenant and the digest of a base."""
@@ -116,16 +118,19 @@ async def base_cuts(engine: Engine, slot: Slot, request: ModelRequest, want: Wan
     """Packed prefixes of a prompt that are to be processed one by one in its leased slot and kept, shortest first,
     and whether each is its whole base: where memory cannot be cut back to them later.
 
-    They are its base, and what another base shares with it: that is where the next such base will go on. Each would be
-    processed anyway: the price is the file and 1-4 tokens (llama-server.md, "Slot files").
+    They are its base, and what another base shares with it, or a sub-agent's will: that is where the next such base
+    will go on. Each would be processed anyway: the price is the file and 1-4 tokens (llama-server.md, "Slot files").
     """
     if request.door != "chat" or not engine.can_save or want.tokens is None:
         return []
-    base = await base_tokens(engine, want.tenant, request.prompt.base, orjson.dumps(request.body))
+    body = orjson.dumps(request.body)
+    base = await base_tokens(engine, want.tenant, request.prompt.base, body)
     size, held = n_tokens(base), n_tokens(slot.tokens) if slot.was_restored else 0
     if size < BASE_AT_LEAST or common_prefix(base, want.tokens) < size or held >= size:
         return []
     shared = max((n for n in _shared(engine, slot, want.tenant, base) if n < size), default=0)
+    if size - shared >= BASE_AT_LEAST:
+        shared = max(shared, await _shared_with_subagents(engine, base, body))
     is_apart = size - shared >= BASE_AT_LEAST
     cuts = [n for n, is_worth in ((shared, is_apart), (size, True)) if is_worth and n - held >= BASE_AT_LEAST]
     cost = engine.table.abilities.save_cost
@@ -139,6 +144,26 @@ def _shared(engine: Engine, slot: Slot, tenant: str, base: bytes) -> Iterator[in
     if engine.fingerprint is not None:
         found = engine.store.candidates(tenant, engine.fingerprint)
         yield from (common_prefix(engine.store.tokens(s), base) for s in found)
+
+
+async def _shared_with_subagents(engine: Engine, base: bytes, body: bytes) -> int:
+    """Tokens of a base that its sub-agents' will share: same system text, no tool that starts sub-agents. 0 where there
+    is no such tool, or nothing is known."""
+    found = orjson.loads(base_body(body))
+    tools = found.get("tools") or []
+    found["tools"] = [t for t in tools if not (isinstance(t, dict) and _name_of(t) in STARTS_SUBAGENTS)]
+    if len(found["tools"]) == len(tools):
+        return 0
+    try:
+        return common_prefix(base, await engine.renderer.base_of(orjson.dumps(found)))
+    except EngineError as error:
+        log.info("render_failed", engine=engine.name, error=type(error).__name__)
+        return 0
+
+
+def _name_of(tool: dict[str, object]) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def base_body(body: bytes) -> bytes:

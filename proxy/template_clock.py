@@ -7,13 +7,14 @@ from typing import Any
 
 from policies.layout import Value
 from proxy.engines import Engines
+from proxy.serving import answering
 
 Json = dict[str, Any]
 
 
 def clock_values(engines: Engines, body: Json) -> tuple[Value, ...]:
     """Values whose `[[name]]` stands in the prompt of this body, as of now, in the engine's own formats."""
-    engine = next((e for e in engines.all if e.ready), None)
+    engine = answering(engines, body.get("model"))
     if engine is None:
         return ()
     messages = body["messages"]
@@ -25,7 +26,7 @@ def clock_values(engines: Engines, body: Json) -> tuple[Value, ...]:
 
 def with_clock(engines: Engines, body: Json) -> Json:
     """The body of a request in mode observe: the template prints the date, as it does without us."""
-    engine = next((e for e in engines.all if e.ready), None)
+    engine = answering(engines, body.get("model"))
     if engine is None or not engine.clock_arguments:
         return body
     formats = dict(engine.clock_values)

@@ -14,6 +14,7 @@ from proxy.api.read import ModelRequest, folded
 from proxy.engine_errors import at_fault, whatever
 from proxy.errors import Busy, ClientLeft, SlotkeeperError
 from proxy.rendering import render_chat
+from proxy.serving import wake
 
 if TYPE_CHECKING:
     from proxy.service import Service
@@ -68,9 +69,10 @@ class Counting:
 
     async def _counted(self, request: ModelRequest) -> int | SlotkeeperError:
         try:
+            await wake(self._service.engines, request.model, "chat")
             engine = self._service.engines.pick(request.model)
             engine.require_ready()
-            body = orjson.dumps(folded(request.body, self._service.engines.template))
+            body = orjson.dumps(folded(request.body, engine.template))
             return (await render_chat(engine, request.who.tenant, request.prompt.base, body)).n_tokens
         except Exception as error:
             return at_fault(whatever(error, "count_tokens"))

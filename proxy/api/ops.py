@@ -84,7 +84,8 @@ class Ops:
         for e in s.engines.all:
             counts = {state.value: sum(x.state is state for x in e.table.slots) for state in SlotState}
             tokens = sum(x.n_tokens for x in e.table.slots)
-            s.metrics.set_engine(e.name, up=e.ready, slots=counts, slot_tokens=tokens, waiting=e.table.n_waiting)  # type: ignore[arg-type]
+            up, waiting = e.ready or e.unloaded, e.table.n_waiting
+            s.metrics.set_engine(e.name, up=up, slots=counts, slot_tokens=tokens, waiting=waiting)  # type: ignore[arg-type]
         store = s.store
         s.metrics.set_store(
             lines=len(s.lines), snapshots=len(store.all()), n_bytes=store.total_bytes, budget=store.budget
@@ -136,6 +137,7 @@ def _engine(e: Engine) -> dict[str, Any]:
         "url": e.client.base_url,
         "ready": e.ready,
         "why_not": None if e.ready else e.why_not,
+        "unloaded": e.unloaded,
         "instance": e.instance,
         "build": e.props.build_info if e.props else None,
         "n_ctx": e.n_ctx,

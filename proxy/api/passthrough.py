@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from proxy.engine import Engine, names_of
 from proxy.engine_errors import answered, as_ours
 from proxy.errors import EngineFailed, Forbidden, NotFound, SlotkeeperError, UnknownModel
 from proxy.service import Service, owner
+from proxy.serving import wake
 
 READABLE = {
     "GET": ("/props", "/health", "/v1/health", "/lora-adapters"),
@@ -55,7 +57,7 @@ class Passthrough:
     async def read(self, request: Request) -> Response:
         """Passes a reading request to the engine that `?model=` or the body names, else to the first."""
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
-        engine = self._engine(request, raw)
+        engine = await self._engine(request, raw)
         if path_of(request).endswith("health"):
             engine.require_ready()
         answer = await self._ask(engine, request, raw)
@@ -66,7 +68,10 @@ class Passthrough:
     async def embed(self, request: Request) -> Response:
         """Passes on to an engine that is there for it; a chat engine would overwrite a conversation's slot."""
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
-        engine = self._service.engines.pick(request.query_params.get("model"), "embedding")
+        is_json = "json" in request.headers.get("content-type", "")  # transcriptions are forms
+        model = named_in(request, raw if is_json else b"")
+        await wake(self._service.engines, model, "embedding")
+        engine = self._service.engines.pick(model, "embedding")
         engine.require_ready()
         async with engine.unseen(True):
             return _response(await self._ask(engine, request, raw))
@@ -81,7 +86,7 @@ class Passthrough:
         if not self._service.tenants.is_admin(request.state.tenant):
             raise Forbidden(f"{path_of(request)} reaches every tenant's slots: it needs a key of the tenant 'admin'.")
         raw = await read_body(request.scope, request.receive, self._service.settings.max_body_bytes)
-        engine = self._engine(request, raw)
+        engine = await self._engine(request, raw, loads=path_of(request) != "/models/load")
         answer = await self._ask(engine, request, raw)
         self._service.engines.beliefs.suspect(engine)
         return _response(answer)
@@ -105,7 +110,9 @@ class Passthrough:
     async def _all_models(self) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for engine in self._service.engines.all:
-            if engine.ready:
+            if engine.wake is not None:
+                found[engine.model] = _routed(engine)
+            elif engine.ready:
                 found |= await self._models_of(engine)
         if not found:
             self._service.engines.pick(None).require_ready()
@@ -126,8 +133,7 @@ class Passthrough:
 
     async def slots(self, request: Request) -> Response:
         """GET /slots in llama-server's shape, from our own table: the engine is not asked (design.md, rule 7)."""
-        engine = self._engine(request, b"")
-        engine.require_ready()
+        engine = await self._engine(request, b"")
         slots = [
             {
                 "id": s.id,
@@ -158,19 +164,20 @@ class Passthrough:
                 how += " Ask the engine itself for others."
         raise NotFound(f"{request.method} {path} is not served here. {how} (README, 'HTTP')")
 
-    def _engine(self, request: Request, raw: bytes) -> Engine:
-        model = request.query_params.get("model")
-        if not model and raw:
-            named = parse(raw).get("model")
-            model = named if isinstance(named, str) else None
-        engines = self._service.engines
+    async def _engine(self, request: Request, raw: bytes, *, loads: bool = True) -> Engine:
+        """The engine that is asked for, ready. A router loads its model for a POST (unless not `loads`: then it need
+        not be ready), and for nothing that a client may poll."""
+        model, engines = named_in(request, raw), self._service.engines
         try:
             engine = engines.pick(model)
         except SlotkeeperError:
             if model:
                 raise
             engine = engines.all[0]
-        engine.require_ready()
+        if engine.wake is not None and request.method == "POST" and loads:
+            await engine.wake()
+        if loads or engine.wake is None:
+            engine.require_ready()
         return engine
 
     async def _ask(self, engine: Engine, request: Request, raw: bytes) -> httpx.Response:
@@ -191,6 +198,24 @@ class Passthrough:
             if isinstance(props.get(name), str):
                 props[name] = props[name].rsplit("/", 1)[-1]
         return Response(orjson.dumps(props), media_type="application/json")
+
+
+def named_in(request: Request, raw: bytes) -> str | None:
+    """The model that the query names, else the body, where it is JSON."""
+    model = request.query_params.get("model")
+    if not model and raw:
+        named = parse(raw).get("model")
+        model = named if isinstance(named, str) else None
+    return model
+
+
+def _routed(engine: Engine) -> dict[str, Any]:
+    """A router's model, loaded or not; how much one request can use is known once it was."""
+    entry: dict[str, Any] = {"id": engine.model, "aliases": engine.aliases, "object": "model", "owned_by": "llamacpp"}
+    entry |= {"created": int(time.time()), "status": {"value": "unloaded" if engine.unloaded else "loaded"}}
+    if engine.n_ctx:
+        entry |= {"meta": {"n_ctx": engine.n_ctx}, "context_length": engine.n_ctx}
+    return entry
 
 
 def _object(answer: httpx.Response, what: str) -> dict[str, Any]:

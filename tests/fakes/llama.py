@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from tests.fakes.http import Answer, Broken, Request, Server
 from tests.fakes.run import Cue, Run, Slot, render
-from tests.fakes.slot_bytes import slot_file
+from tests.fakes.slot_bytes import attention_state, slot_file
 
 _PIECE = re.compile(r"<\|\w+\|>|\s?\w+|\s|[^\w\s]")
 _PLAIN = re.compile(r"\s?\w+|\s|[^\w\s]")
@@ -70,6 +70,8 @@ class FakeLlama:
         self.processed_total = 0
         self.reason_save_fails: str | None = None
         self.reason_template_fails: str | None = None
+        self.spoilt_by_files = False  # refuses the next file that it is to restore, and computes otherwise from then on
+        self.is_spoilt = False
         self.save_gate: asyncio.Event | None = None
         self.metrics_gate: asyncio.Event | None = None
         self.more_metrics = ""
@@ -94,6 +96,7 @@ class FakeLlama:
     def restart(self) -> None:
         """What a restart leaves: no connection, no token."""
         self._server.drop_connections()
+        self.is_spoilt = False
         for slot in self.slots:
             slot.tokens, slot.busy, slot.id_task = [], False, -1
 
@@ -217,7 +220,9 @@ class FakeLlama:
         path = self.slot_dir / request.body["filename"]
         if action == "save":
             return await self._save(number, slot, path, answer)
-        tokens = _tokens_in(path)
+        self.is_spoilt |= self.spoilt_by_files
+        tokens = None if self.spoilt_by_files else _tokens_in(path)
+        self.spoilt_by_files = False
         slot.tokens = tokens or []
         if tokens is None:
             return await _refuse(answer, 400, "invalid_request_error", "Unable to restore slot, invalid file")
@@ -229,7 +234,9 @@ class FakeLlama:
             return await _refuse(answer, 500, "server_error", self.reason_save_fails)
         if self.save_gate is not None:
             await self.save_gate.wait()
-        data = slot_file(array("i", slot.tokens).tobytes())
+        rows = (b"\x00\x40" * 2 * len(slot.tokens), b"\x00\x38" * 2 * len(slot.tokens))
+        state = attention_state(len(slot.tokens), rows=rows) if self.is_spoilt else None
+        data = slot_file(array("i", slot.tokens).tobytes(), state=state)
         path.write_bytes(data)
         self.saves += 1
         await answer.json(_file_report(number, path, "saved", "written", len(slot.tokens), len(data)))

@@ -18,6 +18,11 @@ TOOLS: list[dict[str, Any]] = [
     for name in ("read", "write", "bash")
 ]
 
+BEHIND: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "description": "Looks." * 100, "parameters": {"type": "object"}}}
+    for name in ("todo", "web")
+]
+
 
 async def n_rendered(talk: Conversation, proxy_tokens_of: str) -> int:
     """Tokens of a text, by the engine."""
@@ -102,3 +107,16 @@ async def test_a_repeated_prompt_does_not_cost_its_snapshot(proxy_server: StartP
     await Conversation(proxy, foxes(1500, "Third"), "three").say("hello")
     back = await talk.say("go on")
     assert back.cache_n >= opened.n_prompt - 4, (back, proxy.said())
+
+
+@pytest.mark.parametrize("model", ["swa", "hybrid"])
+async def test_the_first_sub_agent_after_a_restart(proxy_server: StartProxy, model: str) -> None:
+    """It lacks the tool that started it: what its base shares with its parent's has a file of its own."""
+    start = {**TOOLS[0], "function": {**TOOLS[0]["function"], "name": "task"}}
+    proxy = await proxy_server(*FLAGS, model=model, engine_flags=CHATML)
+    await Conversation(proxy, SYSTEM, "parent").say("go", tools=[*TOOLS, start, *BEHIND])
+    assert await proxy.stop() == 0
+    again = await proxy_server(*FLAGS, model=model, engine_flags=CHATML)
+    turn = await Conversation(again, SYSTEM, "child").say("look", tools=[*TOOLS, *BEHIND])
+    assert turn.headers["x-slotkeeper-placement"] == "restore", again.said()
+    assert turn.cache_n > turn.n_prompt / 2 > 500, turn

@@ -42,6 +42,8 @@ class FakeEngine:
 
     n_ctx: int
     ready: bool = True
+    wake: None = None
+    template: None = None
     clock_values: tuple[tuple[str, str], ...] = ()
     clock_arguments: tuple[tuple[str, str], ...] = ()
 
@@ -60,7 +62,7 @@ def new_service(n_ctx: int = N_CTX) -> Service:
             store=Texts(),
             metrics=Metrics(),
             explainer=SimpleNamespace(diverged=lambda line, body: {"message": 2} if line else None),
-            engines=SimpleNamespace(template=None, all=[FakeEngine(n_ctx)]),
+            engines=SimpleNamespace(all=[FakeEngine(n_ctx)]),
         ),
     )
 

@@ -90,7 +90,7 @@ async def test_a_directory_of_somebody_else(serve: Serve, tmp_path: Path) -> Non
         await engines.identify(engines.all[0])  # as every half minute
         assert fake.saves == 1
         fake.restart()
-        engines._lost_instance(engines.all[0], "it was restarted")
+        engines.lost_instance(engines.all[0], "it was restarted")
         await until(wire.is_ready)
         assert fake.saves == 2
     assert len(list((tmp_path / "theirs").iterdir())) == 1
@@ -159,7 +159,7 @@ async def test_a_death_that_is_noticed_before_the_stream_breaks(wire: Wire, fake
     async with wire.stream(CHAT, chat("hi")) as stream:
         while b" w0" not in await stream.next():
             pass
-        wire.service.engines._lost_instance(engine, "it was killed")
+        wire.service.engines.lost_instance(engine, "it was killed")
         fake.restart()
         assert data((await stream.rest())[-1])["error"]["source"] == "engine"
     await until(wire.is_ready)

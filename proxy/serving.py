@@ -1,0 +1,38 @@
+"""Which engine a request is about, before it is placed: what its template takes, and what the clock in it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamacpp.capabilities import TemplateFacts
+from proxy.engine import Engine, names_of
+
+if TYPE_CHECKING:
+    from proxy.engines import Engines
+
+
+async def wake(engines: Engines, model: str | None, door: str) -> None:
+    """Has the model that a request names loaded, where a router put it away. Raises SlotkeeperError."""
+    if any(e.wake is not None for e in engines.all):
+        engine = engines.pick(model, door)
+        if engine.wake is not None:
+            await engine.wake()
+
+
+def template_of(engines: Engines, model: object) -> TemplateFacts | None:
+    """What the chat template of the named model takes, else that of the first engine that answers; None while nothing
+    is known."""
+    found = _named([e for e in engines.all if e.template is not None], model)
+    return found.template if found is not None else None
+
+
+def answering(engines: Engines, model: object) -> Engine | None:
+    """The engine of that model that answers, else the first that does; None while none does."""
+    return _named([e for e in engines.all if e.ready], model)
+
+
+def _named(engines: Sequence[Engine], model: object) -> Engine | None:
+    if len(engines) > 1 and isinstance(model, str):
+        return next((e for e in engines if model in names_of(e)), engines[0])
+    return engines[0] if engines else None
