@@ -6,9 +6,10 @@ import array
 import asyncio
 import ssl
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import httpx
@@ -31,8 +32,22 @@ closing socket."""
 KEEP_ALIVE_CONNECTIONS = 8
 """An idle connection holds one of llama-server's HTTP threads (slots + 4 of them, then extra ones made on demand)."""
 
+LOOKS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.2)
+"""Seconds between the first looks at a slot whose stream was closed: an engine that generates, or works in short
+batches, has noticed by then."""
+SILENCE_SECONDS = 1.2
+"""Between the later ones. In a batch llama-server looks for a closed stream once it has had no result for 1 s
+(HTTP_POLLING_SECONDS, tools/server/server-context.cpp), and an answer to GET /slots is one, too: asked every 0.2 s it
+went on for a second batch in two of four prefills (2,048 tokens, up to 8 s on a busy machine)."""
+
 _JSON = {"content-type": "application/json"}
 _STREAM_TIMEOUT = {"connect": CONNECT_SECONDS, "read": None, "write": None, "pool": None}
+
+
+def pauses_between_looks() -> Iterator[float]:
+    """Seconds to wait after each look at whether a slot has become idle; without end."""
+    yield from LOOKS
+    yield from repeat(SILENCE_SECONDS)
 
 
 class LlamaClient:

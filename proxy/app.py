@@ -142,6 +142,7 @@ def _mount(app: FastAPI, service: Service) -> None:
     routes += [
         Route("/healthz", ops.healthz),
         Route("/readyz", ops.readyz),
+        Route("/api/hello", ops.hello),
         Route("/metrics", ops.metrics),
         *Page(service).routes(),
         Route("/slotkeeper/state", ops.state),

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from llamacpp.capabilities import TemplateFacts, probe_printed, probe_template
-from llamacpp.client import LlamaClient
+from llamacpp.client import LlamaClient, pauses_between_looks
 from llamacpp.engines.flags import EngineSpec
 from llamacpp.engines.plan import Plan
 from llamacpp.errors import EngineError
@@ -376,16 +376,16 @@ class Engine:
     async def wait_idle(self, slot: int, seconds: float) -> SlotReport | None:
         """Polls GET /slots until the slot no longer works; None when that cannot be known in time.
 
-        Polling delays nobody: all our requests are streamed with progress (llama-server.md, "Closing the connection").
+        Seldom, after the first looks: each answer of the engine keeps it from looking after a stream that was closed.
         """
         instance, deadline = self.instance, self.clock() + seconds
-        pause = 0.02
-        while self.instance == instance and self.ready and self.clock() < deadline:
+        for pause in pauses_between_looks():
+            if self.instance != instance or not self.ready or self.clock() >= deadline:
+                break
             report = await self.report(slot)
             if report is not None and not report.is_processing:
                 return report
             await asyncio.sleep(pause)
-            pause = min(0.2, pause * 1.5)
         return None
 
 

@@ -153,12 +153,19 @@ class Engines:
             await engine.client.aclose()
 
     async def wait_released(self, seconds: float) -> None:
-        """Until no request holds a slot, at most so long: cancelled ones leave within the engine's next batches."""
+        """Until no request holds a slot, at most so long. Nothing ends a batch of the engine's: up to `-b` tokens of a
+        cancelled prompt are processed to their end, and what the slot holds then can be saved."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while any(not s.is_idle for e in self.all for s in e.table.slots):
+        if held := self._held():
+            log.info("stop_waits_for_batch", slots=held, at_most_seconds=round(seconds, 1))
+        while self._held():
             if asyncio.get_running_loop().time() > deadline:
+                log.warning("slots_not_released", consequence="what they hold is not saved, and processed again")
                 return
             await asyncio.sleep(0.05)
+
+    def _held(self) -> int:
+        return sum(not s.is_idle for e in self.all for s in e.table.slots)
 
     def remember(self, line: Line) -> None:
         """Writes a line's ledger behind, so that it is known after a restart."""

@@ -84,10 +84,15 @@ async def prepare(service: Service, request: ModelRequest, *, prunes: bool = Fal
 
 def _kind(service: Service, request: ModelRequest) -> Kind:
     """Label `kind`: a client's request for a summary is a compaction; one without tools, in a session that has them, is
-    a title or the like."""
-    if request.door == "chat" and asks_for_summary(request.body["messages"]):
+    a title or the like. So is an agent's question without tools that follows no answer: agents that name their sessions
+    give every turn its tools (agents.md, section 1), and opencode asks for its title before the first."""
+    if request.door != "chat":
+        return request.kind
+    messages = request.body["messages"]
+    if asks_for_summary(messages):
         return "compaction"
-    if request.door == "chat" and not request.body.get("tools") and service.lines.has_tools(request.who):
+    is_first = request.is_named and not any(m.get("role") == "assistant" for m in messages)
+    if not request.body.get("tools") and (is_first or service.lines.has_tools(request.who)):
         return "side"
     return request.kind
 

@@ -35,6 +35,10 @@ class Ops:
         """200 while the process lives."""
         return JSONResponse({"status": "ok"})
 
+    async def hello(self, _: Request) -> Response:
+        """What Anthropic's API answers to Claude Code's first question, which is whether anybody is there."""
+        return JSONResponse({"message": "hello"})
+
     async def readyz(self, _: Request) -> Response:
         """200 when an engine can be asked and the index is loaded, else 503 with the reason."""
         if self._service.stopping:

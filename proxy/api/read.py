@@ -52,13 +52,8 @@ RENDERING = (
 LEADING = ("system", "developer")
 TEXT_BLOCK = 1024
 """Characters of a plain prompt that make one entry of its chain: longer prompts extend shorter ones block by block."""
-SESSION_HEADERS = (
-    "x-slotkeeper-session",
-    "x-claude-code-session-id",
-    "x-session-id",
-    "session-id",
-    "x-session-affinity",
-)
+AGENT_SESSION_HEADERS = ("x-claude-code-session-id", "x-session-id", "session-id", "x-session-affinity")
+SESSION_HEADERS = ("x-slotkeeper-session", *AGENT_SESSION_HEADERS)
 AGENT_HEADERS = ("x-claude-code-agent-id",)
 PARENT_HEADERS = ("x-parent-session-id",)
 MOST_CHOICES = 32
@@ -95,6 +90,8 @@ class ModelRequest:
     compacts: bool = False
     """We may put a summary in the place of old messages; `has_own`: its client is known to do that by itself."""
     has_own: bool = False
+    is_named: bool = False
+    """An agent asks, which gives its sessions names by itself."""
 
     def is_answered(self, n_shared: int) -> bool:
         """Whether the model's answer may follow the first `n_shared` messages: not in a repeated prompt, nor before
@@ -304,6 +301,7 @@ def _request(door: Door, path: str, body: Json, who: Identity, told: Told | None
         normals=normals,
         compacts=door == "chat" and told.compaction and told.mode != "observe",
         has_own=compacts_itself(told.headers.get("user-agent", "")),
+        is_named=_first(told.headers, AGENT_SESSION_HEADERS) is not None,
     )
 
 

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import islice
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacpp.client import MOST_METRICS_BYTES, LlamaClient, pack, unpack
+from llamacpp.client import MOST_METRICS_BYTES, LlamaClient, pack, pauses_between_looks, unpack
 from llamacpp.errors import EngineBroken, EngineError, EngineRefused, EngineStarting, EngineUnreachable
 from tests.conftest import StartEngine
 from tests.fakes.http import Answer, Broken, Request, Server
@@ -336,3 +337,10 @@ async def test_a_client_that_was_closed() -> None:
     with pytest.raises(EngineUnreachable):
         await client.prime(0, pack([9]))
     assert not await client.health()
+
+
+def test_looks_leave_the_engine_its_second() -> None:
+    """Soon a few, for an engine about to notice; then none within the second that it waits for results."""
+    pauses = list(islice(pauses_between_looks(), 12))
+    assert max(pauses[:3]) < 0.1
+    assert sum(pauses[:6]) < 1.0 < min(pauses[6:])

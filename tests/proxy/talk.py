@@ -74,10 +74,11 @@ class Talk:
     service: Service = field(default_factory=new_service)
     session: str | None = None
     mode: Mode = "repair"
+    headers: dict[str, str] = field(default_factory=dict)
 
     def ask(self, messages: list[Json], tools: list[Json] | None = None, mode: Mode | None = None) -> Prepared:
         body = {"messages": copy.deepcopy(messages), **({"tools": tools} if tools is not None else {})}
-        told = Told({}, mode or self.mode, self.service.normals)
+        told = Told(self.headers, mode or self.mode, self.service.normals)
         request = read("chat", "/v1/chat/completions", orjson.dumps(body), Identity("local", self.session), told)
         return asyncio.run(prepare(self.service, request))
 

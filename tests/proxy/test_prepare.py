@@ -336,6 +336,23 @@ def test_a_title_of_the_same_session_is_on_the_side() -> None:
     assert is_prefix(main, after)
 
 
+@pytest.mark.parametrize(
+    ("headers", "history", "tools", "kind"),
+    [
+        ({"x-session-id": "s"}, 1, None, "side"),  # opencode's title, asked before its first turn
+        ({"x-claude-code-session-id": "s"}, 1, [], "side"),
+        ({"x-session-id": "s"}, 1, [tool("a")], "main"),
+        ({"x-session-id": "s"}, 3, None, "main"),  # it goes on: a conversation without tools
+        ({"x-slotkeeper-session": "s"}, 1, None, "main"),  # whoever uses our own header says nothing of tools
+        ({}, 1, None, "main"),
+    ],
+)
+def test_a_first_question_without_tools(headers: Json, history: int, tools: list[Json] | None, kind: str) -> None:
+    """Agents that name their sessions give each turn its tools; what has none then is aside."""
+    messages = [system(), *[user("x"), answer(), user("y")][:history]]
+    assert Talk(session="s", headers=headers).send(messages, tools).kind == kind
+
+
 def test_strict_refuses_what_breaks_the_line() -> None:
     talk = Talk(session="s")
     talk.send([system(), user("x"), answer(), user("y")])

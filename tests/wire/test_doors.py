@@ -51,6 +51,12 @@ async def test_unknown_paths(method: str, path: str, wire: Wire, fake: FakeLlama
     assert set(asked) <= {("GET", "/props")}  # which we ask an attached engine now and then
 
 
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+async def test_hello(method: str, wire: Wire) -> None:
+    """Claude Code's first request."""
+    assert (await wire.http.request(method, "/api/hello")).status_code == 200
+
+
 @pytest.mark.parametrize(("method", "path"), WRITES)
 async def test_writes_are_refused(method: str, path: str, wire: Wire, fake: FakeLlama) -> None:
     """403 that names the switch."""
