@@ -258,7 +258,8 @@ class Engine:
         if self.kind == "attached" and not self.is_loading:
             why = self.why_not if self.why_not.endswith((".", "?")) else f"{self.why_not}. Is it running?"
             raise EngineDown(f"The engine at {self.client.base_url} cannot be asked: {why}")
-        raise EngineStarting(f"The engine is not ready: {self.why_not}. Try again in a few seconds.", retry_after=2)
+        why = ended(self.why_not)
+        raise EngineStarting(f"The engine is not ready: {why} Try again in a few seconds.", retry_after=2)
 
     def adopt(self, props: Props, slots: list[SlotReport]) -> None:
         """A fresh instance has answered: its slots are empty as far as we know."""
@@ -296,7 +297,7 @@ class Engine:
         """It is gone, with everything in its slots (design.md, rule 7). Returns the lines that lost a slot."""
         self.ready, self.why_not = False, why
         lost = self.table.lose_all()
-        error = EngineStarting(f"The engine stopped: {why}. Try again in a few seconds.", retry_after=2)
+        error = EngineStarting(f"The engine stopped: {ended(why)} Try again in a few seconds.", retry_after=2)
         self.table.refuse_waiting(error)
         return lost
 
@@ -387,6 +388,11 @@ class Engine:
                 return report
             await asyncio.sleep(pause)
         return None
+
+
+def ended(why: str) -> str:
+    """A reason as the end of a sentence."""
+    return why if why.endswith((".", "?")) else f"{why}."
 
 
 def names_of(engine: Engine) -> set[str]:

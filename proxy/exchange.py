@@ -327,14 +327,14 @@ class Exchange:
                 self._line = None if self._is_aside else want.line
 
     async def _send(self, engine: Engine, slot: Slot, relay: Relay, *, may_reuse: bool) -> None:
+        engine.require_ready()  # it may have died, and begun anew, while the slot was prepared
         r = self.request
         body = r.sent(slot.id, may_reuse=may_reuse)
         self.clock.sent = time.perf_counter()
         stream = engine.client.stream("POST", r.path, orjson.dumps(body))
         async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
-                chat = orjson.dumps(r.body) if r.door == "chat" else None
-                raise await refused(engine.client, chat, response.status_code, await response.aread())
+                raise await refused(engine.client, r.chat, response.status_code, await response.aread())
             if r.is_unseen:
                 await relay.whole(await response.aread())
             else:
@@ -363,7 +363,7 @@ class Exchange:
         signs = signs_of(engine, found, r.body, before)
         verdict = after_answer(engine, line, found, self.record, done, signs)
         self.service.show_record(self.record)
-        body = orjson.dumps(r.body) if r.door == "chat" else None
+        body = r.chat
         if not self._is_aside:
             self.service.explainer.settled(engine, want, found, self.record, body, repaired=r.mode != "observe")
         slot.body, slot.base = body, r.prompt.base
@@ -386,8 +386,7 @@ class Exchange:
 
     def _abandon(self, engine: Engine, slot: Slot, want: Want, progress: Progress | None) -> None:
         r, line = self.request, want.line
-        body = orjson.dumps(r.body) if r.door == "chat" else None
-        left = Left(progress, body, r.prompt.base, self._base)
+        left = Left(progress, r.chat, r.prompt.base, self._base)
         note(engine, self.record, left)
         abandon(self.service, engine, slot, want, left, lambda n_tokens: self._advance(line, n_tokens))
 

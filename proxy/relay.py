@@ -73,7 +73,10 @@ class Relay:
         """When the client is to be told that its prompt is still being processed."""
         self.job: Job | None = None
         """Told how the prompt proceeds."""
-        self._n_kept = self._n_silent = 0
+        self._n_kept = 0
+        self._n_borne = 0
+        """Events of this chunk that bear something, whatever the client is shown of them: a ping, a sign of life or a
+        report during prefill is no token; what a writer holds back, or a client wants whole, is."""
         self.first_event = 0.0
         """When the first event came that bears something, by time.perf_counter; 0.0 before."""
 
@@ -119,9 +122,7 @@ class Relay:
             self.kept.append(chunk)
 
     async def _show(self, shown: list[bytes], runner: Runner | None) -> None:
-        # A ping, a sign of life or a report during prefill is no token.
-        n_borne = sum(not event.startswith(b":") for event in shown) - self._n_silent
-        self._n_silent = 0
+        n_borne, self._n_borne = self._n_borne, 0
         if n_borne and not self.first_event:
             self.first_event = time.perf_counter()
         if n_borne and runner is not None:
@@ -168,6 +169,7 @@ class Relay:
         if self.resolver is not None and not wanted_whole and self._may_name(event):
             event = self._valued(event)
         if not wanted_whole and _MARK.search(event) is None:
+            self._n_borne += not event.startswith(b":")
             return event
         data = data_of(event)
         if data is None or data == b"[DONE]":
@@ -177,18 +179,15 @@ class Relay:
             return event
         is_wanted = self._read(found)
         if "prompt_progress" in found:
-            return self._alive(found) if not is_wanted else self._silent(event)
+            return self._alive(found) if not is_wanted else event
+        self._n_borne += is_wanted
         return event if is_wanted else None
 
     def _alive(self, found: Json) -> bytes | None:
         """A sign of life in place of a report that nobody asked for, if one is due."""
         if not self._asked.stream or self.alive is None or not self.alive.is_due():
             return None
-        return self._silent(silent(found) if self._writer is None else self._writer.alive(found))
-
-    def _silent(self, event: bytes) -> bytes:
-        self._n_silent += 1
-        return event
+        return silent(found) if self._writer is None else self._writer.alive(found)
 
     def _may_name(self, event: bytes) -> bool:
         return self.resolver is not None and (self.resolver.is_holding or _OPENING.search(event) is not None)
@@ -217,12 +216,13 @@ class Relay:
                 tell(self._decoder.progress.total, self._decoder.progress.cache)
             if is_unasked(found, self._asked):
                 return self._alive(found)
+        else:
+            self._n_borne += 1
         if not self._asked.stream:
             return None
         if self.resolver is not None:
             found = self.resolver.chunk(found)
-        said = self._writer.feed(found) or None
-        return self._silent(said) if said is not None and "prompt_progress" in found else said
+        return self._writer.feed(found) or None
 
     def _read(self, found: Json) -> bool:
         if (refused := error_of(found)) is not None:

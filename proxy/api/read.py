@@ -127,6 +127,11 @@ class ModelRequest:
         asked = self.body if self.writer is None else {**self.body, "verbose": False}
         return must_be_whole(asked, self.shapes) is not None
 
+    @property
+    def chat(self) -> bytes | None:
+        """The body by which the engine's template can be asked; None for what is no chat."""
+        return orjson.dumps(self.body) if self.door == "chat" else None
+
     def sent(self, slot: int, *, may_reuse: bool) -> Json:
         """The body for the engine: pinned, and streamed with progress where that is possible."""
         ours = {"id_slot": slot, "cache_prompt": may_reuse}

@@ -167,6 +167,29 @@ async def test_a_death_that_is_noticed_before_the_stream_breaks(wire: Wire, fake
     assert (await wire.post(CHAT, chat("hi"))).status_code == 200
 
 
+async def test_a_death_while_a_slot_is_prepared(serve: Serve, tmp_path: Path) -> None:
+    """The request is not sent to whatever answers there by now, which may be half-way through its own beginning."""
+    slots = tmp_path / "engine-slots"
+    slots.mkdir()
+    async with FakeLlama(n_slots=1, slot_dir=slots) as fake:
+        wire = await serve(upstream=(f"{fake.url},slots={slots}",))
+        assert (await wire.post(CHAT, chat("word " * 500))).status_code == 200
+        fake.save_gate = asyncio.Event()
+        client = asyncio.create_task(wire.post(CHAT, chat("quite another " * 90)))
+        await wire.has_slots("saving")
+        sent = len(fake.model_requests)
+        engine = wire.service.engines.all[0]
+        engine.is_loading = True  # or it would be attached again at once
+        wire.service.engines._lost_instance(engine, "it was killed.")
+        fake.save_gate.set()
+        answer = await client
+        assert (answer.status_code, len(fake.model_requests)) == (503, sent)
+        assert "retry-after" in answer.headers
+        assert "killed. Try again" in answer.json()["error"]["message"]
+        await until(wire.is_ready)
+        assert (await wire.post(CHAT, chat("a third"))).status_code == 200
+
+
 async def test_a_foreign_client_of_the_engine_is_noticed(wire: Wire, fake: FakeLlama) -> None:
     """Somebody asks the engine directly and takes a slot: that turn is processed again, the next ones are not."""
     await turns(wire)

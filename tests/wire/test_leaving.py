@@ -16,7 +16,7 @@ from proxy.api import door
 from tests.conftest import StartProxy
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
-from tests.servers import PATIENCE
+from tests.servers import PATIENCE, until
 from tests.wire.conftest import Serve
 from tests.wire.wire import CHAT, Wire, chat
 
@@ -90,6 +90,31 @@ async def test_the_engine_is_told(where: str, more: dict[str, bool], wire: Wire,
     answer = await wire.post(CHAT, chat("hi"))
     assert answer.status_code == 200
     assert answer.headers["x-slotkeeper-slot"] == "0"
+
+
+WHOLE = {
+    "/v1/messages": {"max_tokens": 4},
+    "/v1/responses": {"input": "hi"},
+    CHAT: {},
+    "/completion": {"prompt": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", WHOLE)
+async def test_tokens_of_a_whole_answer_are_seen(path: str, serve: Serve, fake: FakeLlama) -> None:
+    """The pool's sums know how far it has grown, whatever its dialect, and its prefill is known to be over: what its
+    client leaves then ends."""
+    wire = await serve(fake)
+    fake.cues.append(held("generation"))
+    client = asyncio.create_task(wire.post(path, chat("hi") | WHOLE[path]))
+
+    async def grown() -> bool:
+        return any(slot.runner and slot.runner.n_decoded for slot in wire.service.engines.all[0].table.slots)
+
+    await until(grown)
+    await leave(client)
+    await within(fake.abandoned(1))
+    assert (await wire.recorded(1))[0]["outcome"] == "client_left"
 
 
 @STREAMED
