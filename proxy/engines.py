@@ -180,8 +180,8 @@ class Engines:
     async def _start_child(self) -> None:
         planned, sums = await asyncio.to_thread(child_spec, self.settings, self.learned.restores_windows)
         spec, chosen = await asyncio.to_thread(with_template, self.settings, planned)
-        tell(sums, spec)
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
+        tell(sums, spec)
         engine = self._new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
         engine.slot_dir, engine.can_rewind, engine.chosen_template = self.settings.slots_dir, can_rewind(spec), chosen
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
