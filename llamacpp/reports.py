@@ -26,6 +26,8 @@ class Props:
     modalities_vision: bool
     endpoint_slots: bool
     endpoint_metrics: bool
+    slotkeeper: str
+    """The version of the Slotkeeper that answered for an engine; empty when the engine answers itself."""
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
@@ -46,6 +48,7 @@ class Props:
             modalities_vision=bool(modalities.get("vision")),
             endpoint_slots=bool(got.get("endpoint_slots")),
             endpoint_metrics=bool(got.get("endpoint_metrics")),
+            slotkeeper=str(got.get("slotkeeper") or ""),
             raw=got,
         )
 

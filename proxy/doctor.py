@@ -202,7 +202,7 @@ async def _until_ready(engines: Engines) -> None:
         if hopeless:
             raise hopeless[0]
         if seconds > (ATTACH_SECONDS if late[0].kind == "attached" and not late[0].is_loading else READY_SECONDS):
-            raise EngineSetupError(
-                f"The engine at {late[0].client.base_url} cannot be asked: {late[0].why_not.rstrip('.')}."
-            )
+            why = late[0].why_not
+            why = why if why.endswith((".", "?")) else f"{why}."
+            raise EngineSetupError(f"The engine at {late[0].client.base_url} cannot be asked: {why}")
         await asyncio.sleep(0.05)

@@ -52,6 +52,7 @@ def tell(found: Plan | None, spec: children.EngineSpec) -> None:
         return
     log.info(
         "engine_memory",
+        sentence=_sums_in_words(found),
         memory=found.kind,
         n_ctx=found.n_ctx,
         parallel=found.parallel,
@@ -66,6 +67,19 @@ def tell(found: Plan | None, spec: children.EngineSpec) -> None:
         flags=" ".join(spec.chosen),
         notes="; ".join(found.why),
     )
+
+
+def _sums_in_words(found: Plan) -> str:
+    slots = f"{found.parallel} slot{'' if found.parallel == 1 else 's'}"
+    parts = [
+        f"{plan.size(found.weights)} of weights",
+        f"{plan.size(found.cache_bytes)} for a context of {found.n_ctx:,} tokens in {slots}",
+        f"{plan.size(found.compute)} of buffers",
+    ]
+    if found.all_checkpoints:
+        parts.append(f"{plan.size(found.all_checkpoints)} for checkpoints")
+    at_hand = f", of {plan.size(found.ram)} at hand" if found.ram is not None else ""
+    return "; ".join((f"Memory: {' + '.join(parts)} = {plan.size(found.total)}{at_hand}", *found.why)) + "."
 
 
 def _asked(settings: Settings, spec: children.EngineSpec, restores_windows: Callable[[str], bool]) -> Asked:

@@ -71,7 +71,7 @@ class Engines:
     tasks: Tasks
     all: list[Engine] = field(default_factory=list)
     on_hopeless: Callable[[Exception], None] = lambda _: None
-    """Told why no engine of ours can be started."""
+    """Told why no engine of ours can be started, or why an attached one never can be one."""
     on_pressure: Callable[[Engine], None] = lambda _: None
     """Told of an engine one of whose runners has outgrown its reserve."""
     learned: LearnedBook = field(init=False)
@@ -192,8 +192,8 @@ class Engines:
     async def _start_child(self) -> None:
         planned, sums = await asyncio.to_thread(child_spec, self.settings, self.learned.restores_windows)
         spec, chosen = await asyncio.to_thread(with_template, self.settings, planned)
-        tell(sums, spec)
         child = await children.start(spec, state_dir=self.settings.state_dir, built=build.built_servers())
+        tell(sums, spec)
         engine = self.new_engine("engine0", child.kind, LlamaClient(child.base_url, child.api_key))
         engine.slot_dir, engine.can_rewind, engine.chosen_template = self.settings.slots_dir, can_rewind(spec), chosen
         engine.files_rewind = spec.model is None or not spec.model.is_file() or rewinds(spec.model)
@@ -356,11 +356,12 @@ class Engines:
             self.lost_instance(engine, "its /health does not answer")
             log.warning("engine_gone", engine=engine.name, url=spec.url)
         elif not engine.ready:
-            await self.attach(engine, spec)
+            await self.attach(engine, spec, is_start=engine.instance == 0 and not told)
         return told
 
-    async def attach(self, engine: Engine, spec: attached.AttachedSpec) -> None:
-        """Finds out what it is and can do; it is ready then, or says why not."""
+    async def attach(self, engine: Engine, spec: attached.AttachedSpec, *, is_start: bool = False) -> None:
+        """Finds out what it is and can do; it is ready then, or says why not. `is_start`: this is the first look at
+        it, so what can never work ends the start."""
         try:
             found = await attached.inspect(engine.client, spec)
             engine.has_slots_endpoint, engine.missing = found.has_slots, list(found.missing)
@@ -373,6 +374,11 @@ class Engines:
         except EngineStarting:
             engine.why_not, engine.is_loading = "it is loading its model", True
             return
+        except children.UsageError as error:
+            _not_attached(engine, spec, error, has_key=False)
+            if is_start:
+                self.on_hopeless(error)
+            return
         except EngineError as error:
             _not_attached(engine, spec, error, has_key=self.settings.upstream_api_key is not None)
             return
@@ -381,8 +387,8 @@ class Engines:
         log.info("engine_attached", engine=engine.name, url=spec.url, model=engine.model, n_ctx=engine.n_ctx)
 
 
-def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: EngineError, *, has_key: bool) -> None:
-    """Why not, said once: it answers /health and nothing else, so somebody has to do something about it."""
+def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: Exception, *, has_key: bool) -> None:
+    """Why not, said once: it answers, but not as an engine, so somebody has to do something about it."""
     why = str(error)
     if isinstance(error, EngineRefused) and error.status in KEY_REFUSED:
         was = "refuses the key in SLOTKEEPER_UPSTREAM_API_KEY" if has_key else "asks for a key, and we have none"

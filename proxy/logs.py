@@ -19,6 +19,8 @@ from proxy.errors import SlotkeeperError, StoreError, UsageError
 
 # Names under which text of a prompt or an answer could slip into a line; their values are withheld.
 WITHHELD = frozenset({"arguments", "body", "content", "delta", "messages", "prompt", "system", "text", "tools"})
+SENTENCE = "sentence"
+"""Under this name a line can hold what people read instead of its fields; it is no field in JSON."""
 _FRAMES = 4  # innermost places that a line names; enough to find the fault, short enough for one line
 EventDict = MutableMapping[str, Any]
 
@@ -28,22 +30,17 @@ def configure(
 ) -> None:
     """Send every log line of this process, the libraries' too, to `out` (stderr). Call once, at start."""
     stream = Forgiving(out or sys.stderr)
+    is_json = log_format == "json"
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="iso" if is_json else "%Y-%m-%d %H:%M:%S", utc=is_json),
         withhold_text,
         name_exception,
     ]
-    renderer: Any = (
-        structlog.processors.JSONRenderer(sort_keys=False)
-        if log_format == "json"
-        else structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, sort_keys=False
-        )
-    )
+    renderer: Any = structlog.processors.JSONRenderer(sort_keys=False) if is_json else People(stream.isatty())
     structlog.configure(
-        processors=[*shared, *([drop_none] if log_format == "console" else []), renderer],
+        processors=[*shared, drop_sentence if is_json else drop_unknown, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, stream)),
         cache_logger_on_first_use=False,
@@ -89,9 +86,29 @@ def withhold_text(logger: object, method: str, event: EventDict) -> EventDict:
     return event
 
 
-def drop_none(logger: object, method: str, event: EventDict) -> EventDict:
-    """Leave out what is not known: for people, who read the rest sooner."""
-    return {name: value for name, value in event.items() if value is not None}
+def drop_unknown(logger: object, method: str, event: EventDict) -> EventDict:
+    """Leave out what is not known, or empty: for people, who read the rest sooner."""
+    return {name: value for name, value in event.items() if value is not None and value != ""}
+
+
+def drop_sentence(logger: object, method: str, event: EventDict) -> EventDict:
+    """Leave out SENTENCE: scripts have the fields."""
+    event.pop(SENTENCE, None)
+    return event
+
+
+class People:
+    """The console's lines: the event and its fields, or SENTENCE alone where a line has one."""
+
+    def __init__(self, colors: bool) -> None:
+        self._render = structlog.dev.ConsoleRenderer(
+            colors=colors, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+        )
+
+    def __call__(self, logger: object, method: str, event: EventDict) -> str:
+        """One line."""
+        sentence = event.get(SENTENCE)
+        return str(sentence) if sentence else self._render(logger, method, event)
 
 
 def name_exception(logger: object, method: str, event: EventDict) -> EventDict:

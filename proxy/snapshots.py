@@ -19,6 +19,7 @@ from proxy.config import Settings, load
 from proxy.control import NoServer, call
 from proxy.errors import NotFound, StoreError, UsageError
 from proxy.page.text import size, span
+from proxy.shown import clean
 from proxy.state_dir import remembered_budget
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
@@ -43,6 +44,11 @@ _SHOWN = (
     *("tenant", "model", "line", "fingerprint", "file"),
 )
 _COLUMNS = ("id", "kind", "tokens", "size", "used", "model", "reason", "state")
+_EFFECTIVE = {
+    None: "not tried yet: nothing was restored from it",
+    True: "yes, a restore from it gave its tokens",
+    False: "no, a restore from it gave less than it holds",
+}
 _LEFT_OUT = ("reason", "model", "used", "size", "state")
 """Columns that a narrow terminal goes without, the first first; the others are never cut."""
 
@@ -126,8 +132,8 @@ def show(name: Id, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     answer = _ask(state_dir, "GET", _door(name), lambda desk: _now(desk.shown(name)))
     if as_json:
         return _print_json(answer)
-    for field, value in answer.items():
-        print(f"{field:12} {'' if value is None else value}")
+    for field, value in _described(answer).items():
+        print(f"{field:12} {clean(value)}")
 
 
 @app.command()
@@ -162,10 +168,12 @@ def prune(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 def purge(
     state_dir: StateDir = None,
     as_json: AsJson = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask; needed where there is no terminal")] = False,
 ) -> None:
     """Delete every snapshot, pinned ones too."""
-    if not yes and sys.stdin.isatty():
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("This deletes every snapshot, pinned ones too, and no terminal is here to ask on: give --yes.")
+    if not yes:
         typer.confirm("Delete every snapshot, pinned ones too?", abort=True)
     answer = _ask(state_dir, "POST", "/snapshots/purge", lambda desk: desk.purge())
     _report(answer, as_json, _removed(answer))
@@ -236,8 +244,26 @@ def _table(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
     return ["  ".join(row[column].ljust(size) for column, size in shown).rstrip() for row in rows]
 
 
+def _described(snapshot: dict[str, Any]) -> dict[str, str]:
+    """A snapshot for people: units as in `ls`; what is not known is left out."""
+    words = {
+        "n_tokens": f"{snapshot['n_tokens']:,}",
+        "bytes": size(snapshot["bytes"]),
+        "created": _ago(snapshot["created"]),
+        "last_used": _ago(snapshot["last_used"]),
+        "pinned": "yes, it is never evicted" if snapshot["pinned"] else "no",
+        "effective": _EFFECTIVE[snapshot["effective"]],
+    }
+    named = {"n_tokens": "tokens", "bytes": "size", "last_used": "used"}
+    found = {named.get(name, name): words.get(name, value) for name, value in snapshot.items()}
+    return {name: value for name, value in found.items() if value}
+
+
+def _ago(moment: float) -> str:
+    return f"{span(time.time() - moment)} ago"
+
+
 def _row(snapshot: dict[str, Any]) -> tuple[str, ...]:
     state = "pinned" if snapshot["pinned"] else "" if snapshot["effective"] is not False else "ineffective"
-    used = f"{span(time.time() - snapshot['last_used'])} ago"
-    texts = snapshot["id"], snapshot["kind"], f"{snapshot['n_tokens']:,}", size(snapshot["bytes"]), used
-    return *texts, snapshot["model"], snapshot["reason"], state
+    texts = snapshot["id"], snapshot["kind"], f"{snapshot['n_tokens']:,}", size(snapshot["bytes"])
+    return *texts, _ago(snapshot["last_used"]), snapshot["model"], snapshot["reason"], state

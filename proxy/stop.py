@@ -74,7 +74,7 @@ class Stop:
     def fail(self, error: Exception) -> None:
         """Nothing can come of this process any more: it ends, and `failure` says why."""
         self.failure, self.exit_code = error, FAILED
-        self._begin(reason="no engine can be started")
+        self._begin(reason="no engine can be used")
 
     def _begin(self, **said: object) -> None:
         if self._service is not None:

@@ -82,9 +82,15 @@ def _checked_url(url: str, text: str) -> str:
 async def inspect(client: LlamaClient, spec: AttachedSpec) -> Inspection:
     """Ask a running engine what it can do; changes nothing in it. A sleeping one is not woken.
 
-    Raises EngineError when it cannot be reached, refuses our key, or is no llama-server.
+    Raises EngineError when it cannot be reached, refuses our key, or is no llama-server; UsageError when it is a
+    Slotkeeper: two would place and repair on top of each other.
     """
     props = await client.props()
+    if props.slotkeeper:
+        raise UsageError(
+            f"{spec.url} is a Slotkeeper, not a llama-server. Attach the engine behind it instead, or send requests "
+            "there without a second Slotkeeper."
+        )
     missing: list[str] = []
     # Rule 7 of design.md: GET /slots wakes a sleeping engine and keeps it awake.
     slots = [] if props.is_sleeping else await _slots(client, missing)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamacpp.errors import EngineError
+from proxy import __version__
 from proxy.api.door import headers_of, path_of, read_body
 from proxy.api.read import parse
 from proxy.engine import Engine, names_of
@@ -193,7 +194,7 @@ class Passthrough:
             raise as_ours(error) from error
 
     def _own_props(self, answer: httpx.Response) -> Response:
-        props = _object(answer, "GET /props")
+        props = _object(answer, "GET /props") | {"slotkeeper": __version__}  # what llamacpp.engines.attached refuses
         for name in ("model_path", "slot_save_path"):
             if isinstance(props.get(name), str):
                 props[name] = props[name].rsplit("/", 1)[-1]

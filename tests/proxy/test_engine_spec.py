@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from llamacpp.engines import plan
 from llamacpp.engines.flags import EngineSpec
@@ -31,6 +32,18 @@ def test_the_defaults(tiny_models: dict[str, Path]) -> None:
     assert (spec.ctx_size, spec.parallel, spec.chosen) == (32768, 4, ())
     assert started(tiny_models["swa"]).chosen == ("--swa-full",)
     assert started(tiny_models["hybrid"]).chosen == ("--ctx-checkpoints", "32", "--checkpoint-min-step", "1280")
+
+
+def test_the_sums_in_words(tiny_models: dict[str, Path]) -> None:
+    """One sentence: what is known, and why something was given up."""
+    planned, sums = child_spec(load({"model": tiny_models["hybrid"], "engine": "embedded", "ctx_size": 2048}))
+    with structlog.testing.capture_logs() as logs:
+        engine_spec.tell(sums, planned)
+    said = logs[0]["sentence"]
+    assert said.startswith("Memory: ")
+    assert "for a context of 2,048 tokens in 4 slots + " in said
+    assert " for checkpoints = " in said
+    assert said.endswith(", of 8.0 GiB at hand.")
 
 
 def test_settings_win_over_the_choice(tiny_models: dict[str, Path]) -> None:

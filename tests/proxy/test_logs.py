@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -99,7 +100,21 @@ def test_a_line_for_people() -> None:
     for kind, said in (("console", True), ("json", False)):
         out = io.StringIO()
         logs.configure(kind, out=out)  # type: ignore[arg-type]
-        structlog.get_logger().info("answered", zeta=1, cause=None, alpha=2)
+        structlog.get_logger().info("answered", zeta=1, cause=None, flags="", alpha=2)
         line = out.getvalue()
         assert line.index("zeta") < line.index("alpha")
         assert ("cause" not in line) is said
+        assert ("flags" not in line) is said
+        assert bool(re.match(r"[-\d]{10} [:\d]{8} \[info", line)) is said, "people need no microseconds"
+
+
+def test_a_sentence_for_people() -> None:
+    """It stands alone on the console; scripts get the fields and not the sentence."""
+    said = {}
+    for kind in ("console", "json"):
+        out = io.StringIO()
+        logs.configure(kind, out=out)  # type: ignore[arg-type]
+        structlog.get_logger().info("fine", sentence="All is well.", port=1)
+        said[kind] = out.getvalue()
+    assert said["console"] == "All is well.\n"
+    assert json.loads(said["json"]).keys() == {"event", "port", "level", "timestamp"}

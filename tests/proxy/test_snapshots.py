@@ -81,7 +81,12 @@ def test_ls_and_show(run: Run) -> None:
     assert table.rstrip().splitlines()[-1].startswith("2 snapshots, ")
     shown = json.loads(run("show", str(found[0]["id"])[:6], "--json"))
     assert shown == found[0]
-    assert "n_tokens" in run("show", str(found[0]["id"]))
+    lines = dict(line.split(None, 1) for line in run("show", str(found[0]["id"])).splitlines())
+    assert lines["size"] == size(float(str(found[0]["bytes"])))
+    assert lines["pinned"] == "no"
+    assert lines["effective"].startswith("not tried yet")
+    assert lines["used"].endswith(" s ago")
+    assert str(found[0]["last_used"]) not in lines.values()
 
 
 def test_pin_unpin_rm_purge(run: Run, state: Path) -> None:
@@ -92,9 +97,15 @@ def test_pin_unpin_rm_purge(run: Run, state: Path) -> None:
     assert run("unpin", name) == f"{name} is no longer pinned.\n"
     assert run("rm", name).startswith("1 removed, ")
     assert name not in {s["id"] for s in listed(run)}
-    assert run("purge").startswith("1 removed, ")
+    assert run("purge", "--yes").startswith("1 removed, ")
     assert listed(run) == []
     assert list((state / "slots").glob("*.bin")) == []
+
+
+def test_purge_needs_a_yes(run: Run) -> None:
+    """Without a terminal nobody can be asked: nothing is deleted (usage, 2)."""
+    assert run("purge", code=2).endswith("give --yes.\n")
+    assert len(listed(run)) == 2
 
 
 def test_prune_keeps_what_fits(run: Run) -> None:

@@ -59,13 +59,30 @@ async def test_it_is_said_at_start(proxy_server: StartProxy) -> None:
         assert all(flag in " ".join(said) for flag in ("--no-slots", "--metrics", "--slot-save-path"))
 
 
+async def test_a_slotkeeper_is_no_engine(wire: Wire, serve: Serve, proxy_server: StartProxy, tmp_path: Path) -> None:
+    """Two would place and repair on top of each other: wrong usage at start, and never ready when it came later."""
+    refused = await proxy_server("--upstream", wire.url, state_dir=tmp_path / "first", wait=False)
+    assert await refused.ended() == 2
+    assert f"{wire.url} is a Slotkeeper, not a llama-server" in refused.said()
+    second = await serve(upstream=(wire.url,), state_dir=tmp_path / "second", wait=False)
+    await until(lambda: reason_is(second, "is a Slotkeeper"))
+    refusal = await second.post(CHAT, chat("hi"))
+    assert (refusal.status_code, "is a Slotkeeper" in refusal.text) == (502, True)
+
+
+async def reason_is(wire: Wire, words: str) -> bool:
+    """What /readyz says."""
+    answer = await wire.get("/readyz")
+    return answer.status_code == 503 and words in answer.text
+
+
 async def test_a_template_that_prints_the_clock(proxy_server: StartProxy) -> None:
     """Told once, however often the engine is attached to, with what to do about it."""
     async with FakeLlama() as fake:
         fake.chat_template = "{{ strftime_now('%Y') }}"
         proxy = await proxy_server("--upstream", fake.url, "--upstream", fake.url)
         told = [line for line in proxy.lines if line["event"] == "template_prints_clock"]
-        assert [line["engine"] for line in told] in (["engine0"], ["engine0", "engine1"], ["engine1", "engine0"])
+        assert sorted(line["engine"] for line in told) in (["engine0"], ["engine1"], ["engine0", "engine1"])
         assert "--chat-template-file" in told[0]["advice"]
 
 

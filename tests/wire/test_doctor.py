@@ -156,6 +156,7 @@ async def test_nobody_to_ask(tmp_path: Path, doctor: Doctor) -> None:
     ]:
         answer = await doctor(*words)
         assert (answer["code"], says in answer["said"], answer["said"].count("\n")) == (code, True, 1), answer
+        assert not answer["said"].endswith(("?.\n", "..\n")), answer
 
 
 async def test_for_people(fake: FakeLlama, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
