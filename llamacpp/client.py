@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import ssl
-import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
@@ -16,6 +14,7 @@ import httpx
 import orjson
 
 from llamacpp.errors import EngineBroken, EngineRefused, EngineStarting, EngineUnreachable
+from llamacpp.packed import pack, unpack
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Progress, Props, SlotFileReport, SlotReport, Timings, error_of
 
@@ -335,23 +334,6 @@ def _http(base_url: str, connections: int, *, kept: int) -> httpx.AsyncHTTPTrans
             max_connections=connections, max_keepalive_connections=kept, keepalive_expiry=KEEP_ALIVE_SECONDS
         ),
     )
-
-
-def pack(tokens: list[int]) -> bytes:
-    """Token ids to packed tokens (little-endian int32). Raises TypeError or OverflowError for what is no token id."""
-    packed = array.array("i", tokens)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack(packed: bytes) -> list[int]:
-    """Packed tokens to token ids."""
-    tokens = array.array("i")
-    tokens.frombytes(packed)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens.tolist()
 
 
 def _timings_in(event: bytes) -> Timings | None:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import httpx
 import orjson
 
-from llamacpp.client import unpack
 from llamacpp.errors import EngineBroken, EngineError, EngineRefused
+from llamacpp.packed import unpack
 from llamacpp.probes import SLACK, Slots
 
 TOLERANCE = 0.02

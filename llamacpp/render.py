@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import httpx
 import orjson
 
-from llamacpp.client import pack
 from llamacpp.errors import EngineBroken, EngineRefused
+from llamacpp.packed import pack
 
 MARGIN = 256
 """No special token's text is longer (characters; the longest known are about 60), so none that begins before a shared

@@ -24,6 +24,7 @@ from llamacpp.probes import BEYOND_WINDOW, LONGEST, Learned
 from proxy.config import Settings
 from proxy.engine import Engine
 from proxy.engines import Engines
+from proxy.errors import ended
 from proxy.findings import Facts, report
 from proxy.learned import probe_ways
 from proxy.lines import LineBook
@@ -202,7 +203,5 @@ async def _until_ready(engines: Engines) -> None:
         if hopeless:
             raise hopeless[0]
         if seconds > (ATTACH_SECONDS if late[0].kind == "attached" and not late[0].is_loading else READY_SECONDS):
-            why = late[0].why_not
-            why = why if why.endswith((".", "?")) else f"{why}."
-            raise EngineSetupError(f"The engine at {late[0].client.base_url} cannot be asked: {why}")
+            raise EngineSetupError(f"The engine at {late[0].client.base_url} cannot be asked: {ended(late[0].why_not)}")
         await asyncio.sleep(0.05)

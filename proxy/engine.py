@@ -27,7 +27,7 @@ from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
 from proxy.engine_spec import memory_facts
 from proxy.engine_template import CLOCK_PRICE, ChosenTemplate
-from proxy.errors import EngineDown, EngineStarting
+from proxy.errors import EngineDown, EngineStarting, ended
 from proxy.metrics import Metrics
 from proxy.slots import SlotTable
 from proxy.store import Store
@@ -388,11 +388,6 @@ class Engine:
                 return report
             await asyncio.sleep(pause)
         return None
-
-
-def ended(why: str) -> str:
-    """A reason as the end of a sentence."""
-    return why if why.endswith((".", "?")) else f"{why}."
 
 
 def names_of(engine: Engine) -> set[str]:

@@ -257,3 +257,8 @@ def event(error: SlotkeeperError) -> bytes:
     No [DONE] follows: an SDK must not take a broken answer for a whole one.
     """
     return b"data: " + body(error) + b"\n\n"
+
+
+def ended(why: str) -> str:
+    """A reason as the end of a sentence."""
+    return why if why.endswith((".", "?")) else f"{why}."

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamacpp.client import MOST_METRICS_BYTES, LlamaClient, pack, pauses_between_looks, unpack
+from llamacpp.client import MOST_METRICS_BYTES, LlamaClient, pauses_between_looks
 from llamacpp.errors import EngineBroken, EngineError, EngineRefused, EngineStarting, EngineUnreachable
+from llamacpp.packed import pack, unpack
 from tests.conftest import StartEngine
 from tests.fakes.http import Answer, Broken, Request, Server
 

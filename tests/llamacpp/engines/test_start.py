@@ -12,10 +12,11 @@ import httpx
 import orjson
 import pytest
 
-from llamacpp.client import LlamaClient, pack
+from llamacpp.client import LlamaClient
 from llamacpp.engines import EngineSpec, UsageError, choose, free_port, last_words, start
 from llamacpp.engines.embedded import build_name
 from llamacpp.errors import EngineRefused, EngineSetupError
+from llamacpp.packed import pack
 from tests.llamacpp.engines.conftest import KINDS, QUICK, Starter, spec_for
 
 ROOT = Path(__file__).resolve().parents[3]
