@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from llamacpp.errors import EngineError, EngineRefused
+from llamacpp.errors import EngineError, EngineRefused, EngineUnreachable
 from llamacpp.exposition import Family, parse
 from proxy.engine import Engine
 from proxy.tasks import Tasks
@@ -39,6 +39,8 @@ class _Known:
     asked: float = float("-inf")
     has_none: bool = False
     """It runs without --metrics."""
+    is_silent: bool = False
+    """It did not answer GET /props, for which no batch and no slot file is in the way: it hangs."""
     task: asyncio.Task[None] | None = None
 
 
@@ -57,13 +59,19 @@ class EngineMetrics:
             known = self._known.setdefault(engine.name, _Known())
             if not engine.ready or known.instance != engine.instance:
                 known.families, known.activity, known.has_none = (), None, False
-                known.instance = engine.instance
+                known.instance, known.is_silent = engine.instance, False
             if known.task is None and self._may_ask(engine, known):
                 known.asked = self.clock()
                 known.task = self.tasks.spawn(self._ask(engine, known), f"metrics-{engine.name}")
         if running := [known.task for known in self._known.values() if known.task is not None]:
             await asyncio.wait(running, timeout=ANSWER_SECONDS)
         return {name: known.families for name, known in self._known.items()}
+
+    def is_up(self, engine: Engine) -> bool:
+        """Whether it serves, or will once its router loads it for a request, as far as is known: one that hangs is
+        noticed while a request of ours runs there."""
+        known = self._known.get(engine.name)
+        return (engine.ready or engine.unloaded) and not (known is not None and known.is_silent)
 
     def _may_ask(self, engine: Engine, known: _Known) -> bool:
         if not engine.ready or known.has_none or engine.n_unseen or self.clock() - known.asked < FRESH_SECONDS:
@@ -73,7 +81,8 @@ class EngineMetrics:
     async def _ask(self, engine: Engine, known: _Known) -> None:
         instance, activity = engine.instance, _activity(engine)
         try:
-            if (await engine.client.props()).is_sleeping or engine.n_unseen:
+            is_sleeping = await self._sleeps(engine, known)
+            if is_sleeping or engine.n_unseen:
                 return
             families = parse(await engine.client.metrics())
         except EngineRefused as error:
@@ -86,6 +95,15 @@ class EngineMetrics:
             known.task = None
         if engine.instance == instance == known.instance:
             known.families, known.activity = families, activity
+
+    async def _sleeps(self, engine: Engine, known: _Known) -> bool:
+        try:
+            props = await engine.client.props()
+        except EngineUnreachable:
+            known.is_silent = engine.instance == known.instance
+            raise
+        known.is_silent = False
+        return props.is_sleeping
 
 
 def _activity(engine: Engine) -> tuple[int, int, float, float]:

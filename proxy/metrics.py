@@ -342,7 +342,7 @@ class Metrics:
         self._capacity = g("context_tokens_capacity", "Tokens that an engine's context holds (/props).", _ENGINE)
         self._waiting = g("waiting_requests", "Requests waiting (waiting line).", _ENGINE)
         self._waiting_limit = g("waiting_limit", "Most requests that may wait for an engine (--max-waiting).")
-        self._up = g("engine_up", "1 while the engine can be asked, else 0 (/health).", _ENGINE)
+        self._up = g("engine_up", "1 while the engine answers, else 0 (/health, /props).", _ENGINE)
         self._lines = g("lines", "Conversations remembered (ledgers).")
         self._snapshots = g("snapshots", "Slot files on disk (store).")
         self._snapshot_bytes = g("snapshot_bytes", "Bytes of slot files on disk, temporary copies included (store).")

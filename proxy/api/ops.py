@@ -87,9 +87,8 @@ class Ops:
         s = self._service
         for e in s.engines.all:
             counts = {state.value: sum(x.state is state for x in e.table.slots) for state in SlotState}
-            tokens = sum(x.n_tokens for x in e.table.slots)
-            up, waiting = e.ready or e.unloaded, e.table.n_waiting
-            s.metrics.set_engine(e.name, up=up, slots=counts, slot_tokens=tokens, waiting=waiting)  # type: ignore[arg-type]
+            tokens, up = sum(x.n_tokens for x in e.table.slots), s.engine_metrics.is_up(e)
+            s.metrics.set_engine(e.name, up=up, slots=counts, slot_tokens=tokens, waiting=e.table.n_waiting)  # type: ignore[arg-type]
         store = s.store
         s.metrics.set_store(
             lines=len(s.lines), snapshots=len(store.all()), n_bytes=store.total_bytes, budget=store.budget

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from llamacpp.errors import EngineUnreachable
+from llamacpp.wire import Props
 from proxy import engine_metrics
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
@@ -155,6 +157,26 @@ async def test_two_engines(serve: Serve, fake: FakeLlama) -> None:
         for model in ("one", "two"):
             await say(wire, "hello there", model=model)
         assert set(await scrape(wire)) == {f'{NAME}{{engine="engine{i}"}}' for i in (0, 1)}
+
+
+async def test_an_engine_that_hangs_is_not_up(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is in the way of GET /props: who does not answer it does not serve, until it answers again."""
+    engine = wire.service.engines.all[0]
+    up = 'slotkeeper_engine_up{engine="engine0"}'
+
+    async def says(value: str) -> bool:
+        return f"{up} {value}" in (await wire.http.get("/metrics")).text
+
+    async def silent() -> Props:
+        raise EngineUnreachable("no answer")
+
+    await say(wire, "hello there")
+    assert await says("1.0")
+    await say(wire, "something else")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.client, "props", silent)
+        await until(lambda: says("0.0"))
+    await until(lambda: says("1.0"))
 
 
 def series(text: str) -> set[str]:
