@@ -38,6 +38,7 @@ from proxy import (
 from proxy.config import Settings, load
 from proxy.errors import SlotkeeperError, StoreError, UsageError
 from proxy.flags import with_settings
+from proxy.shown import lines
 from proxy.state_dir import ensure_private_dir
 from proxy.stop import DONE, FAILED, INTERRUPTED, Stop
 
@@ -80,7 +81,7 @@ def _explain(error: Exception) -> int:
     """One sentence on stderr, and the exit code that fits."""
     expected = (ServeFailed, UsageError, StoreError, SlotkeeperError, EngineError, EngineSetupError)
     if isinstance(error, expected):
-        err.print(f"slotkeeper: {error}", markup=False)
+        err.print(lines(f"slotkeeper: {error}"))  # it may name a file, and those have any names
         return USAGE if isinstance(error, UsageError | EngineUsageError) else FAILED
     if os.environ.get("SLOTKEEPER_DEBUG"):
         raise error

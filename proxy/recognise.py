@@ -117,8 +117,9 @@ class Recognition:
         return self._service.lines.find(r.who, self.prompt(laid), r.first_user, lambda *at: self._fits(laid, *at))
 
     def _fits(self, laid: LaidBase, line: Line, shared: int) -> int | None:
-        """Without a session's name, a line that was told another directory is another session's, unless an answer in
-        the history is its own; of several lines the one whose answer comes back."""
+        """A line that was told another directory is another session's, unless an answer in the history is its own;
+        without a session's name one that was told another learned value is, too. Of several lines the one whose answer
+        comes back."""
         if line.ledger is None:
             return 0
         told = line.ledger.told_before(shared)
@@ -126,7 +127,8 @@ class Recognition:
         learned = any(v.name.startswith("value_") and told.get(v.name, v.text) != v.text for v in laid.values)
         echo = self._echoes(line, shared)
         has_answers = any(m.get("role") == "assistant" for m in self._messages[self._n_leading : shared])
-        if (differs or learned) and self.request.who.session is None and not has_answers and echo is not True:
+        is_other = differs or (learned and self.request.who.session is None)
+        if is_other and not has_answers and echo is not True:
             return None
         return {True: 2, None: 1, False: 0}[echo] - (DOUBT if differs or learned else 0)
 

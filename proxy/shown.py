@@ -28,6 +28,11 @@ def plain(text: str, style: str = "") -> Text:
     return Text(clean(text), style=style)
 
 
+def lines(text: str) -> Text:
+    """Clean text for rich, its line ends kept."""
+    return Text("\n").join(map(plain, text.split("\n")))
+
+
 def print_json(value: Any) -> None:
     """JSON in ASCII, which no terminal obeys."""
     print(json.dumps(value, indent=2))

@@ -205,6 +205,11 @@ def test_missing_files(run: Run, tmp_path: Path, written: Callable[..., Path]) -
     run(file, "--vocab", file, code=1)
 
 
+def test_hostile_file_names(run: Run, tmp_path: Path) -> None:
+    said = run(str(tmp_path / "no\x1b[31m\u202e.jsonl"), code=2)
+    assert "cannot be read" in said and not {"\x1b", "\u202e"} & set(said)
+
+
 def test_hostile_text(run: Run, written: Callable[..., Path]) -> None:
     """Markup and control characters stay text; half a surrogate pair is no reason to fail."""
     evil = "[bold red]\x1b[2J\u202e[/nope]\ud800"

@@ -35,6 +35,18 @@ def test_a_named_session_that_asks_the_same_again_elsewhere() -> None:
     assert THERE in text(begun) and HERE not in text(begun)
 
 
+def test_two_agents_that_share_a_sessions_name() -> None:
+    """They begin alike: neither is told the other's directory, and each keeps its line."""
+    talk = Talk(session="s")
+    ones = {}
+    for cwd, said in ((HERE, "Here."), (THERE, "There.")):
+        ones[cwd] = talk.send([system(cwd=cwd), user("x")], reply=answer(said))
+    for cwd, said in ((HERE, "Here."), (THERE, "There.")):
+        two = talk.send([system(cwd=cwd), user("x"), answer(said), user("y")])
+        assert is_prefix(ones[cwd], two)
+        assert (HERE in text(two), THERE in text(two)) == (cwd == HERE, cwd == THERE)
+
+
 def test_a_session_that_moves_goes_on() -> None:
     talk = Talk()
     one = talk.send([system(cwd=HERE), user("x")], reply=answer())
