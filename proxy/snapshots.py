@@ -18,7 +18,7 @@ from rich.console import Console
 from proxy.config import Settings, load
 from proxy.control import NoServer, call
 from proxy.errors import NotFound, StoreError, UsageError
-from proxy.page.text import size
+from proxy.page.text import size, span
 from proxy.state_dir import remembered_budget
 from proxy.store_types import Snapshot
 from proxy.tenants import load as load_tenants
@@ -238,13 +238,6 @@ def _table(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
 
 def _row(snapshot: dict[str, Any]) -> tuple[str, ...]:
     state = "pinned" if snapshot["pinned"] else "" if snapshot["effective"] is not False else "ineffective"
-    used = _age(time.time() - snapshot["last_used"])
+    used = f"{span(time.time() - snapshot['last_used'])} ago"
     texts = snapshot["id"], snapshot["kind"], f"{snapshot['n_tokens']:,}", size(snapshot["bytes"]), used
     return *texts, snapshot["model"], snapshot["reason"], state
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return "now"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from proxy.cli import main
-from proxy.page.text import size
-from proxy.snapshots import _age, _table
+from proxy.page.text import size, span
+from proxy.snapshots import _table
 from proxy.state_dir import remember_budget
 from proxy.store import Store
 from tests.fakes.slot_bytes import slot_file
@@ -187,4 +187,4 @@ def test_an_id_of_many(run: Run, state: Path) -> None:
 def test_sizes_and_ages() -> None:
     """Binary units, whole words."""
     assert [size(n) for n in (0, 1023, 1536, 20 * 2**30)] == ["0 B", "1023 B", "1.5 KiB", "20.0 GiB"]
-    assert [_age(s) for s in (5, 61, 7200, 200000)] == ["now", "1 min ago", "2 h ago", "2 d ago"]
+    assert [span(s) for s in (5, 61, 7200, 200000)] == ["5 s", "1 min", "2 h", "2 d"]
