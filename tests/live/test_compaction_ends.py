@@ -93,8 +93,8 @@ def long_history(n: int) -> list[Json]:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", MESSAGES])
 async def test_engine_killed_while_it_sums_up(proxy_server: StartProxy, path: str) -> None:
     """The client is told to come again, in its dialect; then it has its compaction, and its next turn continues it."""
-    proxy = await proxy_server("--parallel", "1", "--ctx-size", "8192", model="dense", engine_flags=CHATML)
-    messages = long_history(54)
+    proxy = await proxy_server("--parallel", "1", "--ctx-size", "4096", model="dense", engine_flags=CHATML)
+    messages = long_history(27)
     system = {"system": messages.pop(0)["content"]} if path == MESSAGES else {}
     body = {"model": "m", "messages": messages, "max_tokens": 8, **system}
     waiting = asyncio.create_task(proxy.client.post(path, json=body))

@@ -306,6 +306,22 @@ async def test_what_was_prepared_is_explained(serve: Serve, small: FakeLlama) ->
         assert f"{name} {float(processed)}" in metrics
 
 
+@pytest.mark.usefixtures("eager")
+async def test_an_engine_that_fails_while_nobody_waits(serve: Serve, small: FakeLlama) -> None:
+    """When it should process what was prepared: the summary stays, the slot is empty, the next turn is processed."""
+    async with small as fake:
+        wire = await serve(fake, compact_prepare_at=0.5)
+        fake.cues += [Cue(), tell(), Cue(status=500)]
+        body = talk(9)
+        await wire.post(CHAT, body)
+        ahead = (await wire.recorded(3))[0]
+        assert (ahead["id"][:5], ahead["prompt_n"], ahead["compaction"]["outcome"]) == ("idle_", 0, "summary")
+        await wire.has_slots("empty", "empty")
+        body["messages"] += [{"role": "assistant", "content": " w0 w1 w2 w3"}, {"role": "user", "content": "and now?"}]
+        assert (await wire.post(CHAT, body)).status_code == 200
+        assert "The parser is ported" in text_of(others(fake)[-1]) and len(asked_of(fake)) == 1
+
+
 async def test_engines_are_looked_after_side_by_side(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, fake: FakeLlama
 ) -> None:
