@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config import load
+from proxy.doctor import alone
 from proxy.engine import Engine
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
@@ -154,3 +156,13 @@ async def test_a_model_of_its_own_upstream(swap: FakeSwap, serve: Serve) -> None
     swap.models["two"] = two
     await until(wire.is_ready)
     assert (await turn(wire, "two"))["x-slotkeeper-placement"] == "cold"
+
+
+async def test_doctor_wakes_nothing(swap: FakeSwap, tmp_path: Path) -> None:
+    """It says what it does not know, which is no fault of the setup."""
+    told = await alone(load({"upstream": (swap.url,), "state_dir": tmp_path / "state"}), probe=True, determinism=False)
+    assert [(e["name"], e["findings"][0]["level"]) for e in told["engines"]] == [
+        ("engine0/one", "unknown"),
+        ("engine0/two", "unknown"),
+    ]
+    assert (told["effective"], swap.touched) == (True, [])
