@@ -123,6 +123,8 @@ class Fleet:
             self._begin(engine)
 
     def _lose_all(self, why: str) -> None:
+        if any(e.ready or e.unloaded for e in self._members.values()):
+            log.warning("router_gone", url=self.spec.url, why=why)
         for name, engine in self._members.items():
             if not engine.table.runners():
                 self.engines.lost_instance(engine, why)

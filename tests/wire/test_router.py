@@ -132,6 +132,21 @@ async def test_a_model_that_cannot_be_loaded(swapped: Wire, swap: FakeSwap) -> N
     assert (await turn(swapped, "one"))["x-slotkeeper-placement"] == "cold"
 
 
+async def test_a_router_that_goes_and_comes_back(swapped: Wire, swap: FakeSwap) -> None:
+    """Nothing is ready meanwhile, and every request says so."""
+    await turn(swapped, "one")
+    swap.is_gone = True
+
+    async def is_down() -> bool:
+        return not await swapped.is_ready()
+
+    await until(is_down)
+    assert (await swapped.post(CHAT, {**chat("hi"), "model": "two"})).status_code == 502
+    swap.is_gone = False
+    await until(swapped.is_ready)
+    assert (await turn(swapped, "one", REPLY, "and now"))["cache_n"] != ""
+
+
 async def test_only_so_many_wait_for_a_model(swap: FakeSwap, serve: Serve) -> None:
     """The waiting line is bounded while a model loads, too."""
     wire = await serve(upstream=(swap.url,), max_waiting=0)
