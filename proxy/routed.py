@@ -173,7 +173,7 @@ class Fleet:
             return
         others = [e for e in self._members.values() if e is not engine and e.ready]
         deadline = engine.clock() + self.engines.settings.max_wait_seconds
-        while any(e.n_requests or e.table.runners() or self._wanted[e.model] for e in others):
+        while any(e.ready and (e.n_requests or e.table.runners() or self._wanted[e.model]) for e in others):
             if engine.clock() > deadline:
                 break
             await asyncio.sleep(LOOK_SECONDS)
