@@ -114,7 +114,13 @@ def _down(engine: Engine) -> dict[str, str]:
 def _away(engine: Engine) -> dict[str, str]:
     """A router's model that no request has asked for: doctor loads none either."""
     better = f"send a request for {engine.model}, then ask again"
-    return {"name": "engine", "level": "note", "what": engine.why_not, "consequence": "not known yet", "better": better}
+    return {
+        "name": "engine",
+        "level": "unknown",
+        "what": engine.why_not,
+        "consequence": "not known yet",
+        "better": better,
+    }
 
 
 def facts_of(

@@ -123,6 +123,8 @@ class Fleet:
             self._begin(engine)
 
     def _lose_all(self, why: str) -> None:
+        if any(e.ready or e.unloaded for e in self._members.values()):
+            log.warning("router_gone", url=self.spec.url, why=why)
         for name, engine in self._members.items():
             if not engine.table.runners():
                 self.engines.lost_instance(engine, why)
@@ -171,7 +173,7 @@ class Fleet:
             return
         others = [e for e in self._members.values() if e is not engine and e.ready]
         deadline = engine.clock() + self.engines.settings.max_wait_seconds
-        while any(e.n_requests or e.table.runners() or self._wanted[e.model] for e in others):
+        while any(e.ready and (e.n_requests or e.table.runners() or self._wanted[e.model]) for e in others):
             if engine.clock() > deadline:
                 break
             await asyncio.sleep(LOOK_SECONDS)

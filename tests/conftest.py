@@ -26,7 +26,7 @@ for name, derandomize in (("hand", False), ("ci", True)):
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "hand")
 
 
-ON_BOTH = frozenset("test_bases test_draft test_pool test_sdk test_sleep test_tables test_turns".split())
+ON_BOTH = frozenset("test_bases test_draft test_pool test_router test_sdk test_sleep test_tables test_turns".split())
 """Files of tests/live that the gate runs on engine A, too."""
 LONG_FILES = frozenset("test_beside test_fuzz test_given_back test_memory test_templates".split())
 LONG = (

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Self
 
-from tests.fakes.http import Answer, Request, Server
+from tests.fakes.http import Answer, Broken, Request, Server
 from tests.fakes.llama import FakeLlama
 
 
@@ -22,7 +22,7 @@ class FakeSwap:
         self.loaded: str | None = None
         self.touched: list[tuple[str, str]] = []
         self.n_looks = 0
-        self.cannot_load = False
+        self.cannot_load = self.is_gone = False
         self.ttl = 0
         self._server = Server(self._handle)
 
@@ -45,6 +45,8 @@ class FakeSwap:
         self.loaded = None
 
     async def _handle(self, request: Request, answer: Answer) -> None:
+        if self.is_gone:
+            raise Broken
         if request.path == "/running":
             self.n_looks += 1
             running = [{"model": self.loaded, "state": "ready", "ttl": self.ttl}] if self.loaded else []

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config import load
+from proxy.doctor import alone
 from proxy.engine import Engine
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
@@ -130,6 +132,21 @@ async def test_a_model_that_cannot_be_loaded(swapped: Wire, swap: FakeSwap) -> N
     assert (await turn(swapped, "one"))["x-slotkeeper-placement"] == "cold"
 
 
+async def test_a_router_that_goes_and_comes_back(swapped: Wire, swap: FakeSwap) -> None:
+    """Nothing is ready meanwhile, and every request says so."""
+    await turn(swapped, "one")
+    swap.is_gone = True
+
+    async def is_down() -> bool:
+        return not await swapped.is_ready()
+
+    await until(is_down)
+    assert (await swapped.post(CHAT, {**chat("hi"), "model": "two"})).status_code == 502
+    swap.is_gone = False
+    await until(swapped.is_ready)
+    assert (await turn(swapped, "one", REPLY, "and now"))["cache_n"] != ""
+
+
 async def test_only_so_many_wait_for_a_model(swap: FakeSwap, serve: Serve) -> None:
     """The waiting line is bounded while a model loads, too."""
     wire = await serve(upstream=(swap.url,), max_waiting=0)
@@ -154,3 +171,13 @@ async def test_a_model_of_its_own_upstream(swap: FakeSwap, serve: Serve) -> None
     swap.models["two"] = two
     await until(wire.is_ready)
     assert (await turn(wire, "two"))["x-slotkeeper-placement"] == "cold"
+
+
+async def test_doctor_wakes_nothing(swap: FakeSwap, tmp_path: Path) -> None:
+    """It says what it does not know, which is no fault of the setup."""
+    told = await alone(load({"upstream": (swap.url,), "state_dir": tmp_path / "state"}), probe=True, determinism=False)
+    assert [(e["name"], e["findings"][0]["level"]) for e in told["engines"]] == [
+        ("engine0/one", "unknown"),
+        ("engine0/two", "unknown"),
+    ]
+    assert (told["effective"], swap.touched) == (True, [])
