@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 
 from proxy.errors import SlotkeeperError
 
@@ -73,7 +74,7 @@ def follow(path: Path, door: str, body: Any) -> Iterator[Any]:
             _knock(short)
             with (
                 httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=None) as client,
-                client.stream("POST", f"http://slotkeeper{door}", json=body) as answer,
+                client.stream("POST", f"http://slotkeeper{door}", content=orjson.dumps(body)) as answer,
             ):
                 if answer.is_error:
                     answer.read()

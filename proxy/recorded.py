@@ -78,25 +78,7 @@ class Trace:
             found = self._lenient(number, line)
         if not isinstance(found, dict):
             raise self._wrong(number, f"is a JSON {type(found).__name__}, not an object")
-        is_wrapped = "body" in found
-        body = found["body"] if is_wrapped else found
-        if not isinstance(body, dict) or not _is_answered(found if is_wrapped else {}):
-            return None
-        path = found["path"] if is_wrapped and isinstance(found.get("path"), str) else ""
-        dialect = dialect_of(path, body)
-        if dialect is None:
-            return None
-        headers = found.get("headers") if is_wrapped else None
-        names = headers if isinstance(headers, dict) else {}
-        return Recorded(
-            number=number,
-            body=body,
-            dialect=dialect,
-            path=path,
-            headers={str(k).lower(): v for k, v in names.items() if isinstance(v, str)},
-            reply=_reply(found.get("resp")) if is_wrapped else None,
-            n_bytes=len(line),
-        )
+        return recorded(found, number, len(line))
 
     def _lenient(self, number: int, line: bytes) -> Any:
         """What only Python's parser takes: surrogates by half, NaN."""
@@ -106,7 +88,30 @@ class Trace:
             raise self._wrong(number, "is not JSON") from None
 
     def _wrong(self, number: int, what: str) -> UsageError:
-        return UsageError(f"{self.file}, line {number}, {what}: one JSON object a line is what audit reads.")
+        return UsageError(f"{self.file}, line {number}, {what}: one JSON object a line is what is read here.")
+
+
+def recorded(found: Json, number: int = 1, n_bytes: int = 0) -> Recorded | None:
+    """What a line's object records; None for what is no answered model request."""
+    is_wrapped = "body" in found
+    body = found["body"] if is_wrapped else found
+    if not isinstance(body, dict) or not _is_answered(found if is_wrapped else {}):
+        return None
+    path = found["path"] if is_wrapped and isinstance(found.get("path"), str) else ""
+    dialect = dialect_of(path, body)
+    if dialect is None:
+        return None
+    headers = found.get("headers") if is_wrapped else None
+    names = headers if isinstance(headers, dict) else {}
+    return Recorded(
+        number=number,
+        body=body,
+        dialect=dialect,
+        path=path,
+        headers={str(k).lower(): v for k, v in names.items() if isinstance(v, str)},
+        reply=_reply(found.get("resp")) if is_wrapped else None,
+        n_bytes=n_bytes,
+    )
 
 
 def dialect_of(path: str, body: Json) -> Dialect | None:

@@ -27,7 +27,7 @@ from proxy.errors import BadRequest, Dialect, SlotkeeperError, StoreError
 from proxy.lines import Line, new_line
 from proxy.logs import describe
 from proxy.prepare import prepare
-from proxy.recorded import dialect_of
+from proxy.recorded import recorded
 from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_chat
 from proxy.service import Service
 from proxy.slots import Slot, Want
@@ -72,15 +72,12 @@ class Warmer:
     # --- what to keep ------------------------------------------------------------------------------------------------
 
     async def of_request(self, found: Json, tenant: str) -> Wanted:
-        """The base of a recorded request (`body`, where known `path` and `headers`), or of a body alone. Raises
+        """The base of a recorded request (`body`, where known `path` and `headers`). Raises
         SlotkeeperError, EngineError."""
-        headers = {str(k).lower(): str(v) for k, v in (found.get("headers") or {}).items()}
-        body = found.get("body", found)
-        body = {"messages": [{"role": "user", "content": "hi"}], **body} if "input" not in body else body
-        kind = dialect_of(str(found.get("path") or ""), body)
-        if kind not in PATHS:
+        asked = recorded(found)
+        if asked is None or asked.dialect not in PATHS:
             raise BadRequest("This is no request with messages and tools: only their prompts begin with a base.")
-        door, path = PATHS[kind]
+        headers, body, (door, path) = asked.headers, asked.body, PATHS[asked.dialect]
         mode = self._service.settings.mode
         told = Told(headers, mode, self._service.normals)
         request = read(door, path, orjson.dumps(body), identity(tenant, headers), told)

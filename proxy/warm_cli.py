@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from proxy.config import load
 from proxy.control import ControlRefused, NoServer, follow
 from proxy.errors import StoreError, UsageError
-from proxy.recorded import LONGEST_LINE, Trace
+from proxy.recorded import LONGEST_LINE, Recorded, Trace, recorded
 from proxy.shown import print_json
 from proxy.snapshots import AsJson, StateDir
 
@@ -68,25 +69,43 @@ def requests_in(file: Path) -> list[Json]:
         raise UsageError(f"{file} cannot be read: {(error.strerror or 'unknown reason').lower()}.") from None
     try:
         one = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         one = None
-    found = [one] if isinstance(one, dict) else _recorded(file)
-    distinct: dict[str, Json] = {}
+    found = _one(one) if isinstance(one, dict) else list(Trace(file))
+    distinct: dict[bytes, Json] = {}
     for request in found:
-        distinct.setdefault(json.dumps(_base_of(request.get("body", request)), sort_keys=True), request)
+        if request.dialect != "completion":
+            asked = {"body": request.body, "path": request.path, "headers": request.headers}
+            _spelled(file, asked)
+            distinct.setdefault(_spelled(file, _base_of(request.body)), asked)
     if not distinct:
-        raise UsageError(f"{file} holds no model request: nothing to warm.")
+        raise UsageError(f"{file} holds no model request with messages: nothing to warm.")
     return list(distinct.values())
 
 
-def _recorded(file: Path) -> list[Json]:
-    return [{"body": r.body, "path": r.path, "headers": r.headers} for r in Trace(file) if r.dialect != "completion"]
+def _one(found: Json) -> list[Recorded]:
+    """A file that is one object; tools and system text alone get a question, which no base holds."""
+    body = found.get("body", found)
+    if (
+        isinstance(body, dict)
+        and not {"messages", "input", "prompt"} & body.keys()
+        and {"tools", "system"} & body.keys()
+    ):
+        body = {**body, "messages": [{"role": "user", "content": "hi"}]}
+    request = recorded({**found, "body": body} if "body" in found else body)
+    return [] if request is None else [request]
 
 
-def _base_of(body: Any) -> Any:
+def _spelled(file: Path, found: Any) -> bytes:
+    """It as JSON. Raises UsageError for what can be sent to no server: half surrogates, a thousand levels."""
+    try:
+        return orjson.dumps(found, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise UsageError(f"{file} holds what no request can: {error}.") from None
+
+
+def _base_of(body: Json) -> Any:
     """What stands in front of a body's first question."""
-    if not isinstance(body, dict):
-        return body
     front = []
     for name in ("messages", "input"):
         for message in body[name] if isinstance(body.get(name), list) else ():

@@ -106,7 +106,8 @@ CLAUDE = Agent(
         Call("Write", {"content": NOTE, "file_path": "notes.md"}),
         Call("Bash", {"description": "Run it", "command": SHELL}),
     ),
-    quiet={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "IS_SANDBOX": "1"},
+    # Not all of its traffic is switched off: what it asks besides the model is part of what a user's does.
+    quiet={"DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1", "DISABLE_AUTOUPDATER": "1", "IS_SANDBOX": "1"},
 )
 AGENTS = (OPENCODE, CODEX, PI, AIDER, CLAUDE)
 

@@ -30,6 +30,8 @@ BIAS = 100.0
 """More than any logit is ahead of another."""
 GROWTH_MB = 24
 """Resident memory that may be added after the first third: ledgers and records fill up to their bounds (README)."""
+LOOK_SECONDS = 20.0
+"""Between two looks at memory."""
 REST_SECONDS = 60.0
 """Until every slot has to be free again, after the last client has gone."""
 SMALL_BUFFER = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)]
@@ -177,10 +179,10 @@ async def nonces(base: str) -> list[str]:
 
 
 async def watch(pids: dict[str, int], seconds: float) -> list[Json]:
-    """Resident memory in megabytes at a third, two thirds and the end."""
-    found = []
-    for _ in range(3):
-        await asyncio.sleep(seconds / 3)
+    """Resident memory in megabytes every LOOK_SECONDS, more often in a short run."""
+    found, looks = [], max(3, round(seconds / LOOK_SECONDS))
+    for _ in range(looks):
+        await asyncio.sleep(seconds / looks)
         found.append({name: resident_mb(pid) for name, pid in pids.items()})
     return found
 
@@ -217,7 +219,7 @@ async def _measure(base: str, pids: dict[str, int], count: int, seconds: float, 
     memory = await watching
     state = await rested(base)
     memory.append({name: resident_mb(pid) for name, pid in pids.items()})
-    grown = memory[-1]["proxy"] - memory[0]["proxy"]
+    grown = memory[-1]["proxy"] - memory[len(memory) // 3 - 1]["proxy"]
     if grown > GROWTH_MB:
         raise Wrong(f"the proxy grew by {grown} MB after its first third: {memory}")
     slots = Counter(slot["state"] for engine in state["engines"] for slot in engine["slots"])

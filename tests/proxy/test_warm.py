@@ -28,7 +28,18 @@ def test_one_json(indent: int | None, tmp_path: Path) -> None:
     file = tmp_path / "one.json"
     for found in (chat("hi"), {"path": "/v1/chat/completions", "headers": {}, "body": chat("hi")}):
         file.write_text(json.dumps(found, indent=indent))
-        assert requests_in(file) == [found]
+        assert requests_in(file) == [{"body": chat("hi"), "path": found.get("path", ""), "headers": {}}]
+
+
+@pytest.mark.parametrize(
+    "found", [{"tools": TOOLS}, {"system": "You help.", "tools": TOOLS}, {"body": {"tools": TOOLS}}]
+)
+def test_tools_alone(found: dict[str, Any], tmp_path: Path) -> None:
+    """What an agent begins with, without a question."""
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps(found))
+    [asked] = requests_in(file)
+    assert asked["body"] == found.get("body", found) | {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -39,7 +50,25 @@ def test_json_lines(tmp_path: Path) -> None:
     assert [request["body"] for request in requests_in(file)] == [bodies[0], bodies[2], bodies[3]]
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"prompt": "x"}\n{"prompt": "y"}'])
+HOSTILE = [
+    "",
+    "[1]",
+    "{",
+    "5",
+    "{}",
+    '{"prompt": "x"}\n{"prompt": "y"}',
+    '{"body": 5}',
+    '{"body": null, "messages": []}',
+    '{"path": "/v1/messages", "body": {"input": "x"}}',
+    '{"messages": "x"}',
+    '{"status": 400, "body": {"messages": []}}',
+    '{"messages": ' + "[" * 300 + "]" * 300 + "}",
+    '{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"messages": [{"role": "user", "content": "\\ud800"}]}',
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_nothing_to_warm(text: str, tmp_path: Path) -> None:
     """One sentence that names the file."""
     file = tmp_path / "x.json"
@@ -67,6 +96,14 @@ def test_wrong_usage(
     given = [str(file) if word == "FILE" else word for word in words]
     assert main(["warm", *given, "--state-dir", str(tmp_path)]) == code
     assert sentence in capsys.readouterr().err
+
+
+def test_headers_that_are_none(tmp_path: Path) -> None:
+    """Whatever a recording holds in their place."""
+    file = tmp_path / "one.json"
+    for headers in ([1], "x", {"a": 1}, None):
+        file.write_text(json.dumps({"path": 5, "headers": headers, "body": chat("hi")}))
+        assert requests_in(file) == [{"body": chat("hi"), "path": "", "headers": {}}]
 
 
 def test_the_body_of_a_base() -> None:
