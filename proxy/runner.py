@@ -24,6 +24,12 @@ class Runner:
         if self.n_decoded > self.reserve:
             self.watch()
 
+    def told(self, n_prompt: int) -> None:
+        """The engine says how many tokens the prompt has: more than estimated, and the pool has to be watched."""
+        if n_prompt > self.n_prompt:
+            self.n_prompt = n_prompt
+            self.watch()
+
     @property
     def need(self) -> int:
         """Cells that it holds or may claim."""
