@@ -107,6 +107,8 @@ class Engine:
     why_not: str = "it is loading its model"
     is_loading: bool = True
     """Not ready because it loads, as far as we know: that passes by itself."""
+    retry_after: float = 2.0
+    """Seconds after which whoever it could not serve may ask again."""
     fingerprint: str | None = None
     speculative: bool = False
     has_slots_endpoint: bool = True
@@ -259,7 +261,7 @@ class Engine:
             why = self.why_not if self.why_not.endswith((".", "?")) else f"{self.why_not}. Is it running?"
             raise EngineDown(f"The engine at {self.client.base_url} cannot be asked: {why}")
         why = ended(self.why_not)
-        raise EngineStarting(f"The engine is not ready: {why} Try again in a few seconds.", retry_after=2)
+        raise EngineStarting(f"The engine is not ready: {why} Try again soon.", retry_after=self.retry_after)
 
     def adopt(self, props: Props, slots: list[SlotReport]) -> None:
         """A fresh instance has answered: its slots are empty as far as we know."""
@@ -297,7 +299,7 @@ class Engine:
         """It is gone, with everything in its slots (design.md, rule 7). Returns the lines that lost a slot."""
         self.ready, self.why_not = False, why
         lost = self.table.lose_all()
-        error = EngineStarting(f"The engine stopped: {ended(why)} Try again in a few seconds.", retry_after=2)
+        error = EngineStarting(f"The engine stopped: {ended(why)} Try again soon.", retry_after=self.retry_after)
         self.table.refuse_waiting(error)
         return lost
 

@@ -52,6 +52,8 @@ WATCH_SECONDS = 2.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
+LOADING_SECONDS = 2.0
+"""For an engine to load a small model: SDKs ask again twice, after as long as they are told to wait."""
 GIVEN_UP_SECONDS = 5.0
 """For an engine that is not trusted any more to end by itself."""
 HOPELESS = 3
@@ -230,11 +232,12 @@ class Engines:
             self._children.pop(engine.name, None)
             if self.is_stopping():
                 return
+            backoff = FIRST_BACKOFF if engine.clock() - began > STABLE_SECONDS else backoff
+            engine.retry_after = LOADING_SECONDS + backoff
             self.lost_instance(engine, why)
             deaths += 1
             if engine.instance == 0 and deaths == HOPELESS:
                 return self.on_hopeless(EngineSetupError(f"{why} It has never been ready in {deaths} starts."))
-            backoff = FIRST_BACKOFF if engine.clock() - began > STABLE_SECONDS else backoff
             log.error("engine_ended", engine=engine.name, why=why, again_in_seconds=backoff)
             await asyncio.sleep(backoff)
             backoff = min(LONGEST_BACKOFF, backoff * 2)

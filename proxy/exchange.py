@@ -181,15 +181,15 @@ class Exchange:
         """What to ask the slot table for; unrendered when the prompt continues what a slot holds."""
         r, reserve = self.request, self._reserve(engine)
         slot = engine.table.holding(line.id) if found.match is Match.EXTENDS else None
-        n_prompt = line.tokens_of(r.prompt.n_bytes)
+        n_prompt = n_most = line.tokens_of(r.prompt.n_bytes)
         is_known = slot is not None and line.lost is not Cause.CANCELLED and line.n_tokens > 0
         most = line.n_tokens - 1 if is_known and not r.is_answered(found.shared) else None
         if slot is not None:
-            n_prompt = slot.n_tokens + line.tokens_of(sum(r.prompt.sizes[found.shared :]))
-        want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh, most=most)
+            n_most = slot.n_tokens + sum(r.prompt.sizes[found.shared :])  # no token is shorter than a byte
+            n_prompt = slot.n_tokens + line.tokens_of(n_most - slot.n_tokens)
+        want = Want(line, found.match, n_prompt, reserve, self.stop, fresh=r.fresh, most=most, n_most=n_most)
         want.stem = found.line.id if found.line is not None and found.line is not line else None
-        room = engine.table.capacity or engine.n_ctx
-        is_close = n_prompt + reserve >= CLOSE_TO_FULL * room
+        is_close = n_prompt + reserve >= CLOSE_TO_FULL * (engine.table.capacity or engine.n_ctx)
         want.is_hot = slot is not None and not slot.was_restored and r.door == "chat" and not r.fresh and not is_close
         return want
 

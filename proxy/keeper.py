@@ -18,7 +18,7 @@ from proxy.exchange import Exchange
 from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_slot
 from proxy.saving import save_idle
 from proxy.service import Service
-from proxy.slots import Slot
+from proxy.slots import Slot, SlotTable
 from proxy.warm import IdleWarmer
 
 log = structlog.get_logger(__name__)
@@ -192,14 +192,14 @@ class Keeper:
     # --- a pool that fills ------------------------------------------------------------------------------------------
 
     def press(self, engine: Engine) -> None:
-        """A runner has outgrown its reserve: look after the pool until nobody has."""
+        """A runner has outgrown its reserve, or its prompt what it was taken for: look after the pool until all fit."""
         if engine.name not in self._pressed:
             self._pressed.add(engine.name)
             self._service.tasks.spawn(self._relieve(engine), f"relieve-{engine.name}")
 
     async def _relieve(self, engine: Engine) -> None:
         try:
-            while any(s.runner and s.runner.has_outgrown for s in engine.table.slots):
+            while _is_pressed(engine.table):
                 await self._relieve_once(engine)
                 await asyncio.sleep(0.02)
         finally:
@@ -239,6 +239,13 @@ class Keeper:
                     await save_idle(engine, self._service.engines.beliefs, "exit")
         except TimeoutError:
             log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
+
+
+def _is_pressed(table: SlotTable) -> bool:
+    """Some runner may take more than was set aside for it."""
+    runners = [slot.runner for slot in table.slots if slot.runner is not None]
+    is_over = table.capacity is not None and table.used() > table.capacity
+    return any(r.has_outgrown for r in runners) or (is_over and bool(runners))
 
 
 def _rate(slot: Slot) -> float:

@@ -125,6 +125,8 @@ class Relay:
         n_borne, self._n_borne = self._n_borne, 0
         if n_borne and not self.first_event:
             self.first_event = time.perf_counter()
+        if runner is not None and self.progress is not None:
+            runner.told(self.progress.total)
         if n_borne and runner is not None:
             runner.n_decoded += n_borne
             runner.first_token = runner.first_token or self.first_event

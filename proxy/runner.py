@@ -28,6 +28,12 @@ class Runner:
         if self.has_outgrown:
             self.watch()
 
+    def told(self, n_prompt: int) -> None:
+        """The engine says how many tokens the prompt has: more than estimated, and the pool has to be watched."""
+        if n_prompt > self.n_prompt:
+            self.n_prompt = n_prompt
+            self.watch()
+
     @property
     def has_outgrown(self) -> bool:
         """It takes more of the pool than was reserved for it."""

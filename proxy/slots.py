@@ -103,7 +103,8 @@ class Slot:
 @dataclass(slots=True, eq=False)
 class Want:
     """A request for a slot. `tokens`: its prompt, packed, when rendered; `is_hot`: unrendered, it can only continue.
-    `most`: tokens that it may share with what its own line left, where it does not go on behind the reply there."""
+    `most`: tokens that it may share with what its own line left, where it does not go on behind the reply there.
+    `n_most`: what an estimated `n_prompt` may come to at most."""
 
     line: Line
     match: Match
@@ -116,6 +117,7 @@ class Want:
     snapshots: Callable[[], tuple[SnapshotFacts, ...]] = tuple
     is_hot: bool = False
     most: int | None = None
+    n_most: int = 0
 
     @property
     def tenant(self) -> str:
@@ -128,7 +130,7 @@ MOST_TENANTS = 1024
 
 
 class NeedsTokens(Exception):
-    """A prompt that was to continue in its line's slot cannot: it has to be rendered to be placed elsewhere."""
+    """A prompt that was to continue in its line's slot cannot, or may overflow the pool there: it must be rendered."""
 
     def __init__(self, place_in_line: int) -> None:
         super().__init__()
@@ -297,7 +299,7 @@ class SlotTable:
                 else:
                     passed.append(waiter)
                 continue
-            if waiter.want.is_hot and decision.action is not Action.CONTINUE:
+            if waiter.want.is_hot and (decision.action is not Action.CONTINUE or self._is_tight(waiter.want)):
                 del self._waiters[key]
                 waiter.granted.set_exception(NeedsTokens(key))
                 continue
@@ -306,6 +308,11 @@ class SlotTable:
             del self._waiters[key]
             waiter.granted.set_result(self._lease(waiter, decision))
         return False
+
+    def _is_tight(self, want: Want) -> bool:
+        """An estimate is not good enough: if it is as wrong as it may be, it and those who run overflow the pool."""
+        reserved = sum(s.claims for s in self.slots if not s.is_idle)
+        return self.capacity is not None and reserved > 0 and reserved + want.n_most + want.reserve > self.capacity
 
     def lease(self, slot: Slot) -> None:
         """Takes an idle slot for work of our own (the keeper); raises IllegalStep when it is not idle."""

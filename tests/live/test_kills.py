@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.conftest import StartProxy
 from tests.live.talk import (
     CHATML,
+    FOX,
     Conversation,
     complete,
     engine_pid,
@@ -52,7 +53,8 @@ async def test_engine_killed_in_mid_stream(proxy_server: StartProxy) -> None:
 async def test_engine_killed_before_the_first_event(proxy_server: StartProxy) -> None:
     """Whoever has no answer yet gets a status with Retry-After, and so does whoever comes meanwhile."""
     proxy = await proxy_server("--ctx-size", "32768", model="dense", engine_flags=CHATML)
-    body = {"messages": user(foxes(16_000)), "max_tokens": 8}
+    # So long an answer that it cannot be over before we get to kill its engine, however busy the machine is.
+    body = {"messages": user(foxes(16_000)), "max_tokens": 12_000, **FOX}
     asked = asyncio.create_task(proxy.client.post("/v1/chat/completions", json=body))
     await until_engine(proxy, lambda engine: any(slot["state"] == "busy" for slot in engine["slots"]))
     os.kill(engine_pid(proxy), signal.SIGKILL)

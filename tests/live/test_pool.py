@@ -56,6 +56,21 @@ async def test_younger_runner_ends_when_the_pool_fills(proxy_server: StartProxy)
     assert back.headers["x-slotkeeper-placement"] == "restore"
 
 
+async def test_a_turn_of_more_tokens_than_estimated(proxy_server: StartProxy) -> None:
+    """A line of four bytes a token goes on with one of one byte a token: it is counted, and waits for the other."""
+    flags = ("--parallel", "2", "--ctx-size", "2048", "--reply-reserve", "64")
+    proxy = await proxy_server(*flags, model="dense", engine_flags=CHATML)
+    talk = Conversation(proxy, foxes(200))
+    await talk.say("one")
+    async with streaming(proxy, {"messages": user(foxes(900, "Other")), "max_tokens": 500}) as events:
+        turn = asyncio.create_task(talk.say("0123456789" * 90))
+        first = [event async for event in events]
+        second = await turn
+    assert first[-1].get("timings", {}).get("predicted_n") == 500, (first[-1], proxy.said())
+    assert second.n_prompt + 900 + 500 > 2048, "both would have fitted"
+    assert int(second.headers["x-slotkeeper-waited-ms"]) > 0
+
+
 async def answer(proxy: ProxyServer, text: str, n: int) -> list[Json]:
     """All events of a streamed answer, errors included."""
     body = {"messages": user(text), "max_tokens": n, "stream": True, "temperature": 0, "ignore_eos": True}

@@ -8,10 +8,11 @@ import pytest
 
 from policies.queue import MAX_BYPASSED
 from policies.slot_state import IllegalStep, SlotEvent, SlotState
-from policies.types import SnapshotFacts
+from policies.types import Action, Match, SnapshotFacts
 from proxy.errors import Busy, EngineStarting, WaitedTooLong
-from proxy.slots import MOST_TENANTS
-from tests.fakes.wants import LONG, answered, table, turn, want
+from proxy.runner import Runner
+from proxy.slots import MOST_TENANTS, NeedsTokens
+from tests.fakes.wants import LONG, answered, put, table, turn, want
 
 # --- leases ---
 
@@ -84,6 +85,35 @@ async def test_two_runners_whose_reserves_exceed_the_pool_run_one_after_the_othe
     placed = await second
     assert [v.id for v in placed.victims] == []
     assert t.slots[placed.place.slot].claims <= 1000
+
+
+async def test_an_estimate_is_counted_where_it_may_overflow_the_pool() -> None:
+    """Alone it goes on unrendered; beside another only if it fits even at a token a byte. It keeps its place."""
+    t = table(2, capacity=1000)
+    first = want("a", 100)
+    slot = await put(t, 0, first)
+    hot = {"match": Match.EXTENDS, "is_hot": True, "line": first.line, "tokens": None}
+    for n_most, fits in ((900, True), (600, False), (400, True)):
+        if n_most == 600:
+            await t.acquire(want("b", 400, reserve=50), LONG)
+        estimated = want("a", 200, reserve=50, n_most=n_most, **hot)
+        if not fits:
+            with pytest.raises(NeedsTokens) as needs:
+                await t.acquire(estimated, LONG)
+            assert (needs.value.place_in_line > 0, slot.state) == (True, SlotState.IDLE)
+            continue
+        grant = await t.acquire(estimated, LONG)
+        assert (grant.target, grant.place.action) == (slot, Action.CONTINUE)
+        t.release(grant.target)
+
+
+async def test_a_prompt_longer_than_estimated_is_told_once() -> None:
+    """By the engine's own count; the pool is looked after then."""
+    told: list[int] = []
+    runner = Runner(1, 100, 10, lambda: None, watch=lambda: told.append(1))
+    for n_prompt in (90, 100, 150, 150):
+        runner.told(n_prompt)
+    assert (runner.need, told) == (160, [1])
 
 
 async def test_a_full_waiting_line_refuses() -> None:

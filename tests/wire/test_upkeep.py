@@ -64,6 +64,24 @@ async def test_a_failure_while_an_engine_is_taken_over(
     assert (await wire.post(CHAT, chat("hi"))).status_code == 200
 
 
+async def test_when_to_come_back_to_an_engine_that_keeps_ending(
+    serve: Serve, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SDKs ask again twice, after as long as they are told to: not before it is started again."""
+
+    async def start(*_: Any, **__: Any) -> FakeChild:
+        return FakeChild(fake)
+
+    monkeypatch.setattr(children, "start", start)
+    monkeypatch.setattr(engines, "FIRST_BACKOFF", 20.0)
+    monkeypatch.setattr(FakeChild, "wait", _ends_once(starts_seen=[]))
+    wire = await serve(upstream=(), wait=False)
+    engine = wire.service.engines.all[0]
+    await until(lambda: _is(lambda: engine.why_not == "The engine ended."))
+    answer = await wire.post(CHAT, chat("hi"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "22")
+
+
 def _ends_once(starts_seen: list[int]) -> Any:
     async def wait(_: FakeChild) -> int:
         starts_seen.append(1)
