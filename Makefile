@@ -7,7 +7,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS := -n 2 --dist worksteal
 SERVER = SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)"
 DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
@@ -15,8 +15,9 @@ DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
 .PHONY: run test lint test-native test-all test-agents bench observe clean
 .DEFAULT_GOAL := run
 
+# 130 is how slotkeeper says that ctrl-C ended it, which is no error here.
 run: $(VENV)/.embedded
-	exec $(BIN)/slotkeeper serve --engine embedded $(ARGS)
+	@$(BIN)/slotkeeper serve --engine embedded $(ARGS) || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
 
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
@@ -50,9 +51,10 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.embedded: $(VENV)/bin/python $(DEPENDENCIES)
-	$(PIP) install --constraint constraints.txt --editable '.[embedded]'
+	@echo "Installing Slotkeeper and its embedded engine into $(VENV): 200 MB, a minute or two, once."
+	@$(PIP) install --progress-bar on --constraint constraints.txt --editable '.[embedded]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python $(DEPENDENCIES)
-	$(PIP) install --constraint constraints.txt --editable '.[embedded,test]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[embedded,test]'
 	@touch $@ $(VENV)/.embedded

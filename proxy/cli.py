@@ -7,9 +7,9 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
+from llamacpp.engines import build, check_program
 from llamacpp.engines.build import BACKENDS
 from llamacpp.engines.flags import MODEL_FLAGS, refuse_reserved, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
@@ -36,10 +37,14 @@ from proxy import (
     warm_cli,
 )
 from proxy.config import Settings, load
+from proxy.engine_spec import asked_spec
 from proxy.errors import SlotkeeperError, StoreError, UsageError
 from proxy.flags import with_settings
 from proxy.state_dir import ensure_private_dir
 from proxy.stop import DONE, FAILED, INTERRUPTED, Stop
+
+if TYPE_CHECKING:
+    from proxy.service import Service
 
 USAGE = 2
 SMALLEST_BUDGET = 1_000_000  # bytes; the slot file of a small model's 64 tokens is 1.5 MB
@@ -113,7 +118,7 @@ def serve(
     settings = load(flags, config)
     _check(settings)
     logs.configure(settings.log_format, settings.log_level)
-    raise typer.Exit(run_server(_with_model(settings)))
+    raise typer.Exit(run_server(settings))
 
 
 def _check(settings: Settings) -> None:
@@ -128,6 +133,7 @@ def _with_model(settings: Settings) -> Settings:
     """The settings with a model: the one given, the one that a flag after -- names, or the demo model."""
     if settings.model or settings.upstream or any(spelled(word) in MODEL_FLAGS for word in settings.engine_flags):
         return settings
+    check_program(asked_spec(settings), build.built_servers())
     ensure_private_dir(settings.state_dir)
     return settings.model_copy(update={"model": fetch.demo_model(settings.models_dir)})
 
@@ -137,9 +143,10 @@ def _with_model(settings: Settings) -> Settings:
 
 def run_server(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises the sentence-bearing errors of whatever cannot start."""
-    listener = _listen(settings.host, settings.port)
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, listener))
+    with _listen(settings.host, settings.port) as listener:
+        settings = _with_model(settings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -158,7 +165,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ServeFailed(
             f"Cannot listen on {host} port {port}: {(error.strerror or 'unknown reason').lower()}. "
-            "Stop what listens there, or choose another --port or --host."
+            "Stop what listens there, or choose another --port (make run ARGS='--port 9000') or --host."
         ) from None
     return listener
 
@@ -183,14 +190,35 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             stop.watch(server, service)
             _settle_memory()
             host, port = listener.getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             _warn(settings)
-            log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
+            log.info("listening", url=f"{url}/v1", port=port)
             if service is not None:
-                await stack.enter_async_context(sd_notify.told(service.is_ready, service.engines.why_not_ready))
+                greet = greeting(settings, service, url)
+                why_not = service.engines.why_not_ready
+                await stack.enter_async_context(sd_notify.told(service.is_ready, why_not, greet))
             await server.serve(sockets=[listener])
     if stop.failure is not None:
         raise stop.failure
     return stop.exit_code
+
+
+def greeting(settings: Settings, service: "Service", url: str) -> Callable[[], None]:
+    """What to call once an engine can be asked; says at once that one loads. On the console only: scripts have
+    `listening`, `engine_ready` and /readyz."""
+    from proxy.api.page import ROOT
+
+    if settings.log_format != "console":
+        return lambda: None
+    if not settings.upstream:
+        name = settings.model.stem if settings.model else "the model"
+        log.info("loading", sentence=f"Loading {name} and trying the engine out. Until then requests are answered 503.")
+
+    def greet() -> None:
+        models = ", ".join(dict.fromkeys(e.model for e in service.engines.all if e.ready))
+        log.info("ready", sentence=f"Ready: {url}/v1  model {models}  status page {url}{ROOT}")
+
+    return greet
 
 
 def _warn(settings: Settings) -> None:
