@@ -18,6 +18,7 @@ from proxy.exchange import Exchange
 from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, render_slot
 from proxy.service import Service
 from proxy.slots import Slot
+from proxy.store_types import Snapshot
 from proxy.warm import IdleWarmer
 
 log = structlog.get_logger(__name__)
@@ -226,16 +227,18 @@ class Keeper:
 
     # --- exit -------------------------------------------------------------------------------------------------------
 
-    async def save_all(self, seconds: float) -> None:
-        """Saves what is worth it, most at stake first, within a deadline."""
+    async def save_all(self, seconds: float) -> list[Snapshot]:
+        """Saves what is worth it, most at stake first, within a deadline; what was saved."""
+        saved: list[Snapshot] = []
         try:
             async with asyncio.timeout(seconds):
                 for engine in self._service.engines.all:
-                    await self._save_engine(engine)
+                    await self._save_engine(engine, saved)
         except TimeoutError:
             log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
+        return saved
 
-    async def _save_engine(self, engine: Engine) -> None:
+    async def _save_engine(self, engine: Engine, saved: list[Snapshot]) -> None:
         if not engine.ready or not engine.can_save or await self._service.engines.beliefs.is_asleep(engine):
             return
         for number in exit_order(self._idle(engine)):
@@ -245,7 +248,8 @@ class Keeper:
             if slot.is_idle:
                 engine.table.lease(slot)
                 try:
-                    await save(engine, slot, "exit")
+                    snapshot = await save(engine, slot, "exit")
+                    saved += [snapshot] if snapshot else []
                 finally:
                     give_back(engine, slot)
 
