@@ -29,10 +29,10 @@ SHOWN = 48
 
 def audit(
     trace: Annotated[Path, typer.Argument(help="recorded requests, one JSON object a line", metavar="TRACE.jsonl")],
-    vocab: Annotated[Path | None, typer.Option(help="GGUF file whose vocabulary counts the tokens")] = None,
+    vocab: Annotated[Path | None, typer.Option(help="GGUF whose vocabulary counts the tokens", metavar="FILE")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what recorded requests cost: bases, divergences and their causes, and the hit rate that repair gives."""
+    """Tell what recorded requests cost. Bases, divergences and their causes, and the hit rate that repair gives."""
     encode = _encoding(vocab)
     found = Trace(trace)
     with Repair() as repair:

@@ -39,7 +39,7 @@ from proxy import (
 from proxy.config import Settings, load
 from proxy.engine_spec import asked_spec
 from proxy.errors import SlotkeeperError, StoreError, UsageError
-from proxy.flags import with_settings
+from proxy.flags import Grouped, with_settings
 from proxy.state_dir import ensure_private_dir
 from proxy.stop import DONE, FAILED, INTERRUPTED, Stop
 
@@ -47,6 +47,12 @@ if TYPE_CHECKING:
     from proxy.service import Service
 
 USAGE = 2
+EXAMPLES = """\b
+Examples:
+  slotkeeper serve --model ~/models/your-model.gguf
+  slotkeeper serve --model ~/models/your-model.gguf -- -ngl 99 -c 65536 -fa on
+  slotkeeper serve --upstream http://127.0.0.1:8080,slots=/var/llama/slots
+"""
 SMALLEST_BUDGET = 1_000_000  # bytes; the slot file of a small model's 64 tokens is 1.5 MB
 _KEEP_ALIVE = 75  # seconds an idle client connection is kept: agents think for longer than uvicorn's default of 5
 
@@ -103,14 +109,17 @@ def _root(
         raise typer.Exit(DONE)
 
 
-@app.command(options_metavar="[OPTIONS] [-- LLAMA_SERVER_FLAG ...]")
+@app.command(cls=Grouped, options_metavar="[OPTIONS] [-- LLAMA_SERVER_FLAG ...]", epilog=EXAMPLES)
 @with_settings
 def serve(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings; else $SLOTKEEPER_CONFIG")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings; else $SLOTKEEPER_CONFIG", metavar="FILE")
+    ] = None,
     **given: Any,
 ) -> None:
-    """Serve. With no argument: the demo model, fetched on first use. Everything after -- goes to llama-server."""
+    """Serve a model: Slotkeeper and a llama-server behind it. With no argument: the demo model, fetched on first use.
+    Everything after -- goes to llama-server."""
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
     flags |= {name: False for name, value in given.items() if value is False}
     if context.obj:
@@ -307,7 +316,7 @@ async def _control(application: Any, settings: Settings) -> AsyncIterator[None]:
 
 @app.command("fetch-model")
 def fetch_model(
-    name: Annotated[str, typer.Argument(help="which model: demo (SmolLM2-135M-Instruct, 94 MB)")] = "demo",
+    name: Annotated[str, typer.Argument(help="demo (SmolLM2-135M-Instruct, 94 MB)", metavar="NAME")] = "demo",
 ) -> None:
     """Fetch a model, checked by hash, and print where it is."""
     if name != "demo":
@@ -317,9 +326,9 @@ def fetch_model(
 
 @app.command("build-server")
 def build_server(
-    backend: Annotated[str, typer.Option(help="cpu, cuda or metal")] = "cpu",
+    backend: Annotated[str, typer.Option(help="what it computes on", metavar="|".join(BACKENDS))] = "cpu",
 ) -> None:
-    """Build llama-server from the llama.cpp source in llama-cpp-python's sdist, and print where it is."""
+    """Build llama-server, and print where it is. From the llama.cpp source in llama-cpp-python's sdist."""
     chosen = next((known for known in BACKENDS if known == backend), None)
     if chosen is None:
         raise UsageError(f"--backend {backend}: choose {', '.join(BACKENDS)}.")

@@ -31,14 +31,17 @@ _MARKS = {
 def doctor(
     context: typer.Context,
     upstream: Annotated[
-        list[str] | None, typer.Option(help="a llama-server that runs: URL[,slots=DIR]; repeatable", show_default=False)
+        list[str] | None,
+        typer.Option(help="a llama-server that runs: URL[,slots=DIR]; repeatable", show_default=False, metavar="URL"),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="start an engine with this file, look, end it")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, embedded or binary; with --model")] = None,
-    llama_server: Annotated[Path | None, typer.Option(help="llama-server binary; with --model")] = None,
-    parallel: Annotated[int | None, typer.Option(help="slots; with --model")] = None,
-    ctx_size: Annotated[int | None, typer.Option(help="context in tokens; with --model")] = None,
-    swa: Annotated[str | None, typer.Option(help="auto, full or checkpoints; with --model")] = None,
+    model: Annotated[Path | None, typer.Option(help="start an engine with it, look, end it", metavar="FILE")] = None,
+    engine: Annotated[str | None, typer.Option(help="with --model", metavar="auto|embedded|binary")] = None,
+    llama_server: Annotated[Path | None, typer.Option(help="binary to start; with --model", metavar="PATH")] = None,
+    parallel: Annotated[int | None, typer.Option(help="slots; with --model", metavar="N")] = None,
+    ctx_size: Annotated[int | None, typer.Option(help="context; with --model", metavar="TOKENS")] = None,
+    swa: Annotated[
+        str | None, typer.Option(help="sliding windows; with --model", metavar="auto|full|checkpoints")
+    ] = None,
     probe: Annotated[bool, typer.Option("--probe", help="try it, with short prompts in an empty slot")] = False,
     determinism: Annotated[
         bool, typer.Option("--determinism", help="compare answers after a restore with answers that had none")
@@ -46,7 +49,8 @@ def doctor(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what an engine really does, what its flags cost, and what to change. Exit code 1: caching is ineffective.
+    """Show what an engine really does, and what to change. Also what its flags cost. Exit code 1: caching is
+    ineffective.
 
     Asks the running server; with --upstream or --model, an engine of its own. After --: flags for llama-server.
     """
