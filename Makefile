@@ -10,14 +10,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS := -n 2 --dist worksteal
 SERVER = SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)"
+# 130 is how a command says that ctrl-C ended it, which is no error here.
+UNLESS_130 := || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
 DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
 
 .PHONY: run test lint test-native test-all test-agents bench observe clean
 .DEFAULT_GOAL := run
 
-# 130 is how slotkeeper says that ctrl-C ended it, which is no error here.
 run: $(VENV)/.embedded
-	@$(BIN)/slotkeeper serve --engine embedded $(ARGS) || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
+	@$(BIN)/slotkeeper serve --engine embedded $(ARGS) $(UNLESS_130)
 
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
@@ -40,7 +41,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m tests.bench $(ARGS)
 
 observe: $(VENV)/.test
-	$(BIN)/python -m tests.observe
+	@$(BIN)/python -m tests.observe $(UNLESS_130)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
