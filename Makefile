@@ -7,16 +7,18 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS := -n 2 --dist worksteal
 SERVER = SLOTKEEPER_TEST_SERVER="$$($(BIN)/slotkeeper build-server --backend cpu)"
+# 130 is how a command says that ctrl-C ended it, which is no error here.
+UNLESS_130 := || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
 DEPENDENCIES := pyproject.toml constraints.txt proxy/__init__.py
 
 .PHONY: run test lint test-native test-all test-agents bench observe clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.embedded
-	exec $(BIN)/slotkeeper serve --engine embedded $(ARGS)
+	@$(BIN)/slotkeeper serve --engine embedded $(ARGS) $(UNLESS_130)
 
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
@@ -39,7 +41,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m tests.bench $(ARGS)
 
 observe: $(VENV)/.test
-	$(BIN)/python -m tests.observe
+	@$(BIN)/python -m tests.observe $(UNLESS_130)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
@@ -50,9 +52,10 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.embedded: $(VENV)/bin/python $(DEPENDENCIES)
-	$(PIP) install --constraint constraints.txt --editable '.[embedded]'
+	@echo "Installing Slotkeeper and its embedded engine into $(VENV): 200 MB, a minute or two, once."
+	@$(PIP) install --progress-bar on --constraint constraints.txt --editable '.[embedded]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python $(DEPENDENCIES)
-	$(PIP) install --constraint constraints.txt --editable '.[embedded,test]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[embedded,test]'
 	@touch $@ $(VENV)/.embedded

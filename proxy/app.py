@@ -26,9 +26,11 @@ from proxy.keeper import Keeper
 from proxy.layouts import REPAIRS, Layouts
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
+from proxy.page.text import count, size
 from proxy.service import Service
 from proxy.state_dir import StateDirLock, ensure_private_dir, remember_budget
 from proxy.store import Store
+from proxy.store_types import Snapshot
 from proxy.tasks import Tasks
 from proxy.tenants import load as load_tenants
 
@@ -111,14 +113,25 @@ async def _life(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 async def _close(service: Service, keeper: Keeper) -> None:
     left = service.settings.exit_deadline_seconds - service.settings.drain_seconds
-    await service.unless_hurried(_save(service, keeper, left))
+    saved: list[Snapshot] = []
+    await service.unless_hurried(_save(service, keeper, left, saved))
     await service.engines.stop(HURRIED_SECONDS if service.hurried.is_set() else left / 4)
     await service.tasks.settle(1.0)
+    _tell_stopped(saved, service.store)
 
 
-async def _save(service: Service, keeper: Keeper, left: float) -> None:
+def _tell_stopped(saved: list[Snapshot], store: Store) -> None:
+    """What the next start finds: saved now, and kept in all (earlier saves and bases among it)."""
+    n_bytes, kept = sum(s.bytes for s in saved), len(store.all())
+    now = f"Stopped: {count(len(saved), 'conversation')} saved ({size(n_bytes)})"
+    in_all = f"; {count(kept, 'snapshot')} kept in all ({size(store.total_bytes)})"
+    sentence = now + (in_all if kept > len(saved) else "") + "."
+    log.info("stopped", sentence=sentence, saved=len(saved), bytes=n_bytes, kept=kept, kept_bytes=store.total_bytes)
+
+
+async def _save(service: Service, keeper: Keeper, left: float, saved: list[Snapshot]) -> None:
     await service.engines.wait_released(left / 4)
-    await keeper.save_all(left / 2)
+    await keeper.save_all(left / 2, saved)
 
 
 async def _load_lines(store: Store, lines: LineBook, layouts: Layouts) -> None:

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,12 +14,13 @@ from rich.text import Text
 
 from llamacpp.gguf import read_header
 from llamacpp.tokens import gguf_encoding, native_tokenizer
-from proxy.audit import CHARACTERS_PER_TOKEN, Audit, Encode
-from proxy.audit_repair import Repair
 from proxy.errors import UsageError
 from proxy.recorded import Recorded, Trace
 from proxy.shown import clean, plain, print_json
 from proxy.snapshots import AsJson
+
+if TYPE_CHECKING:
+    from proxy.audit import Encode
 
 PATIENCE = 1.0
 """Seconds after which a progress bar is shown."""
@@ -29,10 +30,13 @@ SHOWN = 48
 
 def audit(
     trace: Annotated[Path, typer.Argument(help="recorded requests, one JSON object a line", metavar="TRACE.jsonl")],
-    vocab: Annotated[Path | None, typer.Option(help="GGUF file whose vocabulary counts the tokens")] = None,
+    vocab: Annotated[Path | None, typer.Option(help="GGUF whose vocabulary counts the tokens", metavar="FILE")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what recorded requests cost: bases, divergences and their causes, and the hit rate that repair gives."""
+    """Tell what recorded requests cost. Bases, divergences and their causes, and the hit rate that repair gives."""
+    from proxy.audit import CHARACTERS_PER_TOKEN, Audit  # half of the time that a command takes to start
+    from proxy.audit_repair import Repair
+
     encode = _encoding(vocab)
     found = Trace(trace)
     with Repair() as repair:
@@ -52,7 +56,7 @@ def audit(
     _print(Console(highlight=False), report)
 
 
-def _encoding(vocab: Path | None) -> Encode | None:
+def _encoding(vocab: Path | None) -> "Encode | None":
     """The tokeniser of a GGUF's vocabulary. Raises NotGGUF, UsageError."""
     if vocab is None:
         return None
@@ -150,4 +154,6 @@ def _count(n: int, what: str) -> str:
 
 
 def _table(first: str, *others: str) -> Table:
-    return Table(Column(first, overflow="fold"), *(Column(name, justify="right") for name in others), box=None)
+    return Table(
+        Column(first, overflow="ellipsis", no_wrap=True), *(Column(name, justify="right") for name in others), box=None
+    )

@@ -7,9 +7,9 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
+from llamacpp.engines import build, check_program
 from llamacpp.engines.build import BACKENDS
 from llamacpp.engines.flags import MODEL_FLAGS, refuse_reserved, spelled
 from llamacpp.engines.flags import UsageError as EngineUsageError
@@ -36,13 +37,23 @@ from proxy import (
     warm_cli,
 )
 from proxy.config import Settings, load
+from proxy.engine_spec import asked_spec
 from proxy.errors import SlotkeeperError, StoreError, UsageError
-from proxy.flags import with_settings
+from proxy.flags import Grouped, with_settings
 from proxy.shown import lines
 from proxy.state_dir import ensure_private_dir
 from proxy.stop import DONE, FAILED, INTERRUPTED, Stop
 
+if TYPE_CHECKING:
+    from proxy.service import Service
+
 USAGE = 2
+EXAMPLES = """\b
+Examples:
+  slotkeeper serve --model ~/models/your-model.gguf
+  slotkeeper serve --model ~/models/your-model.gguf -- -ngl 99 -c 65536 -fa on
+  slotkeeper serve --upstream http://127.0.0.1:8080,slots=/var/llama/slots
+"""
 SMALLEST_BUDGET = 1_000_000  # bytes; the slot file of a small model's 64 tokens is 1.5 MB
 _KEEP_ALIVE = 75  # seconds an idle client connection is kept: agents think for longer than uvicorn's default of 5
 
@@ -99,14 +110,17 @@ def _root(
         raise typer.Exit(DONE)
 
 
-@app.command(options_metavar="[OPTIONS] [-- LLAMA_SERVER_FLAG ...]")
+@app.command(cls=Grouped, options_metavar="[OPTIONS] [-- LLAMA_SERVER_FLAG ...]", epilog=EXAMPLES)
 @with_settings
 def serve(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings; else $SLOTKEEPER_CONFIG")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings; else $SLOTKEEPER_CONFIG", metavar="FILE")
+    ] = None,
     **given: Any,
 ) -> None:
-    """Serve. With no argument: the demo model, fetched on first use. Everything after -- goes to llama-server."""
+    """Serve a model: Slotkeeper and a llama-server behind it. With no argument: the demo model, fetched on first use.
+    Everything after -- goes to llama-server."""
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
     flags |= {name: False for name, value in given.items() if value is False}
     if context.obj:
@@ -114,7 +128,7 @@ def serve(
     settings = load(flags, config)
     _check(settings)
     logs.configure(settings.log_format, settings.log_level)
-    raise typer.Exit(run_server(_with_model(settings)))
+    raise typer.Exit(run_server(settings))
 
 
 def _check(settings: Settings) -> None:
@@ -129,6 +143,7 @@ def _with_model(settings: Settings) -> Settings:
     """The settings with a model: the one given, the one that a flag after -- names, or the demo model."""
     if settings.model or settings.upstream or any(spelled(word) in MODEL_FLAGS for word in settings.engine_flags):
         return settings
+    check_program(asked_spec(settings), build.built_servers())
     ensure_private_dir(settings.state_dir)
     return settings.model_copy(update={"model": fetch.demo_model(settings.models_dir)})
 
@@ -138,9 +153,10 @@ def _with_model(settings: Settings) -> Settings:
 
 def run_server(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises the sentence-bearing errors of whatever cannot start."""
-    listener = _listen(settings.host, settings.port)
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, listener))
+    with _listen(settings.host, settings.port) as listener:
+        settings = _with_model(settings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -159,7 +175,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ServeFailed(
             f"Cannot listen on {host} port {port}: {(error.strerror or 'unknown reason').lower()}. "
-            "Stop what listens there, or choose another --port or --host."
+            "Stop what listens there, or choose another --port (make run ARGS='--port 9000') or --host."
         ) from None
     return listener
 
@@ -184,14 +200,35 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             stop.watch(server, service)
             _settle_memory()
             host, port = listener.getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             _warn(settings)
-            log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", port=port)
+            log.info("listening", url=f"{url}/v1", port=port)
             if service is not None:
-                await stack.enter_async_context(sd_notify.told(service.is_ready, service.engines.why_not_ready))
+                greet = greeting(settings, service, url)
+                why_not = service.engines.why_not_ready
+                await stack.enter_async_context(sd_notify.told(service.is_ready, why_not, greet))
             await server.serve(sockets=[listener])
     if stop.failure is not None:
         raise stop.failure
     return stop.exit_code
+
+
+def greeting(settings: Settings, service: "Service", url: str) -> Callable[[], None]:
+    """What to call once an engine can be asked; says at once that one loads. On the console only: scripts have
+    `listening`, `engine_ready` and /readyz."""
+    from proxy.api.page import ROOT
+
+    if settings.log_format != "console":
+        return lambda: None
+    if not settings.upstream:
+        name = settings.model.stem if settings.model else "the model"
+        log.info("loading", sentence=f"Loading {name} and trying the engine out. Until then requests are answered 503.")
+
+    def greet() -> None:
+        models = ", ".join(dict.fromkeys(e.model for e in service.engines.all if e.ready))
+        log.info("ready", sentence=f"Ready: {url}/v1  model {models}  status page {url}{ROOT}")
+
+    return greet
 
 
 def _warn(settings: Settings) -> None:
@@ -280,7 +317,7 @@ async def _control(application: Any, settings: Settings) -> AsyncIterator[None]:
 
 @app.command("fetch-model")
 def fetch_model(
-    name: Annotated[str, typer.Argument(help="which model: demo (SmolLM2-135M-Instruct, 94 MB)")] = "demo",
+    name: Annotated[str, typer.Argument(help="demo (SmolLM2-135M-Instruct, 94 MB)", metavar="NAME")] = "demo",
 ) -> None:
     """Fetch a model, checked by hash, and print where it is."""
     if name != "demo":
@@ -290,9 +327,9 @@ def fetch_model(
 
 @app.command("build-server")
 def build_server(
-    backend: Annotated[str, typer.Option(help="cpu, cuda or metal")] = "cpu",
+    backend: Annotated[str, typer.Option(help="what it computes on", metavar="|".join(BACKENDS))] = "cpu",
 ) -> None:
-    """Build llama-server from the llama.cpp source in llama-cpp-python's sdist, and print where it is."""
+    """Build llama-server, and print where it is. From the llama.cpp source in llama-cpp-python's sdist."""
     chosen = next((known for known in BACKENDS if known == backend), None)
     if chosen is None:
         raise UsageError(f"--backend {backend}: choose {', '.join(BACKENDS)}.")

@@ -42,6 +42,8 @@ OTHER_VARIABLES = frozenset(
 """Names of variables with our prefix that are no settings; KEY is what the README has Codex send."""
 _KUBERNETES = re.compile(ENV_PREFIX + r"(SERVICE_|PORT_\d)")
 """What Kubernetes gives every pod beside a Service named slotkeeper."""
+_AS_NEAR = 0.8
+"""Likeness (0 to 1) from which a second name may have been meant as well."""
 _SECONDS = re.compile(r"\d+(?:\.\d+)?s?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 
@@ -277,8 +279,12 @@ def _check_environment() -> None:
 
 def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
     """What to do about a name that is not known."""
-    close = difflib.get_close_matches(name, sorted(known), 1)
-    return f"Did you mean {prefix}{close[0]}?" if close else "Leave it out; the README lists all of them."
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, 1)
+    if close and close[0] != name:
+        close = difflib.get_close_matches(name, names, 2, _AS_NEAR) or close
+    words = " or ".join(prefix + found for found in close)
+    return f"Did you mean {words}?" if words else "Leave it out; the README lists all of them."
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

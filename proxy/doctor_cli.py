@@ -1,6 +1,7 @@
 """`slotkeeper doctor`: what an engine really does, what that costs, and the command line that would be better."""
 
 import asyncio
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,9 @@ from proxy.stop import FAILED
 
 PROBE_SECONDS = 900.0
 """Longest wait for a running server's probes: a window of 4,096 tokens on a slow machine."""
+INDENT = 29
+"""Columns before a finding's text: mark and name."""
+LEAST_WIDTH = 40
 _MARKS = {
     "ok": ("ok", "green"),
     "costs": ("costs", "yellow"),
@@ -31,14 +35,17 @@ _MARKS = {
 def doctor(
     context: typer.Context,
     upstream: Annotated[
-        list[str] | None, typer.Option(help="a llama-server that runs: URL[,slots=DIR]; repeatable", show_default=False)
+        list[str] | None,
+        typer.Option(help="a llama-server that runs: URL[,slots=DIR]; repeatable", show_default=False, metavar="URL"),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="start an engine with this file, look, end it")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, embedded or binary; with --model")] = None,
-    llama_server: Annotated[Path | None, typer.Option(help="llama-server binary; with --model")] = None,
-    parallel: Annotated[int | None, typer.Option(help="slots; with --model")] = None,
-    ctx_size: Annotated[int | None, typer.Option(help="context in tokens; with --model")] = None,
-    swa: Annotated[str | None, typer.Option(help="auto, full or checkpoints; with --model")] = None,
+    model: Annotated[Path | None, typer.Option(help="start an engine with it, look, end it", metavar="FILE")] = None,
+    engine: Annotated[str | None, typer.Option(help="with --model", metavar="auto|embedded|binary")] = None,
+    llama_server: Annotated[Path | None, typer.Option(help="binary to start; with --model", metavar="PATH")] = None,
+    parallel: Annotated[int | None, typer.Option(help="slots; with --model", metavar="N")] = None,
+    ctx_size: Annotated[int | None, typer.Option(help="context; with --model", metavar="TOKENS")] = None,
+    swa: Annotated[
+        str | None, typer.Option(help="sliding windows; with --model", metavar="auto|full|checkpoints")
+    ] = None,
     probe: Annotated[bool, typer.Option("--probe", help="try it, with short prompts in an empty slot")] = False,
     determinism: Annotated[
         bool, typer.Option("--determinism", help="compare answers after a restore with answers that had none")
@@ -46,7 +53,8 @@ def doctor(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what an engine really does, what its flags cost, and what to change. Exit code 1: caching is ineffective.
+    """Show what an engine really does, and what to change. Also what its flags cost. Exit code 1: caching is
+    ineffective.
 
     Asks the running server; with --upstream or --model, an engine of its own. After --: flags for llama-server.
     """
@@ -86,19 +94,30 @@ def _ask(settings: Settings, is_own: bool, *, probe: bool, determinism: bool) ->
 
 def _print(answer: dict[str, Any]) -> None:
     out = Console(highlight=False, soft_wrap=True)
+    width = out.width if out.is_terminal else None
     for i, engine in enumerate(answer["engines"]):
-        out.print(*([""] if i else []), _told(engine), sep="\n")
+        out.print(*([""] if i else []), _told(engine, width), sep="\n")
 
 
-def _told(engine: dict[str, Any]) -> Text:
-    """One engine: a line for each finding, its consequence and what is better below it."""
+def _told(engine: dict[str, Any], width: int | None) -> Text:
+    """One engine: a line for each finding, its consequence and what is better below it. `width`: of a terminal."""
     head = "  ".join(str(engine[name]) for name in ("name", "kind", "model", "build", "url") if engine.get(name))
     lines = [plain(head, "bold")]
     for finding in engine["findings"]:
         mark, style = _MARKS[finding["level"]]
-        lines.append(plain(f"  {mark:<7}", style) + plain(f"{finding['name']:<19}{finding['what']}"))
-        lines += [plain(f"{'':28}{finding['consequence']}", "dim")] if finding["consequence"] else []
-        lines += [plain(f"{'':28}better: {finding['better']}")] if finding["better"] else []
+        first, *more = _wrapped(finding["what"], width)
+        lines.append(plain(f"  {mark:<7}", style) + plain(f"{finding['name']:<20}{first}"))
+        lines += [plain(f"{'':{INDENT}}{line}") for line in more]
+        lines += [plain(f"{'':{INDENT}}{line}", "dim") for line in _wrapped(finding["consequence"], width)]
+        better = f"better: {finding['better']}" if finding["better"] else ""
+        lines += [plain(f"{'':{INDENT}}{line}") for line in _wrapped(better, width)]
     if engine["command"]:
         lines.append(plain(f"  command  {engine['command']}"))
     return Text("\n").join(lines)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """The text in lines that fit behind the indent; whole where the width is not known (a pipe)."""
+    if width is None:
+        return [text] if text else []
+    return textwrap.wrap(text, max(LEAST_WIDTH, width - INDENT), break_long_words=False, break_on_hyphens=False)

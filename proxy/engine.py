@@ -237,9 +237,8 @@ class Engine:
     def may_sleep(self) -> bool:
         """It has been idle for so long that it may sleep by now, and holds something that would be lost then."""
         used = [s.last_used for s in self.table.slots if s.n_tokens]
-        if not self.ready or not used or self.table.runners() or (self.kind != "attached" and not self.sleep_seconds):
-            return False
-        if not self.client.is_free_to_ask:
+        may_be_asked = self.ready and self.client.is_free_to_ask and (self.kind == "attached" or self.sleep_seconds > 0)
+        if not may_be_asked or not used or self.table.runners():
             return False
         return self.clock() - max(used) >= (self.sleep_seconds or LEAST_SLEEP_SECONDS)
 

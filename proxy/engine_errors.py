@@ -19,6 +19,8 @@ from proxy.errors import (
 )
 
 SERVER_ERROR = 500
+KEY_REFUSED = (401, 403)
+"""What llama-server (401), or a proxy in front of it, answers to a wrong key or to none."""
 log = structlog.get_logger(__name__)
 
 
@@ -94,3 +96,11 @@ def whatever(error: Exception, request: str) -> SlotkeeperError:
         return found
     log.error("exchange_failed", request=request, exc_info=error)
     return InternalError("Slotkeeper made a mistake with this request; its log says more. Try again.")
+
+
+def not_attached(error: Exception, *, has_key: bool) -> str:
+    """Why an engine that answers cannot be attached; `has_key`: one was sent."""
+    if not isinstance(error, EngineRefused) or error.status not in KEY_REFUSED:
+        return str(error)
+    was = "refuses the key in SLOTKEEPER_UPSTREAM_API_KEY" if has_key else "asks for a key, and we have none"
+    return f"it {was} ({error.status}: {error.message}). Set SLOTKEEPER_UPSTREAM_API_KEY to its --api-key."

@@ -36,7 +36,7 @@ def child_spec(
     setting or after `--`. `restores_windows`: whether files of that build were seen to be worth something without
     --swa-full.
     """
-    spec = _asked_spec(settings)
+    spec = asked_spec(settings)
     path = model_file(settings)
     if path is None:
         return spec, None
@@ -139,7 +139,8 @@ def is_unified(spec: children.EngineSpec) -> bool:
     return not _SPLIT.intersection(map(spelled, spec.extra))
 
 
-def _asked_spec(settings: Settings) -> children.EngineSpec:
+def asked_spec(settings: Settings) -> children.EngineSpec:
+    """What the settings name, nothing of it chosen."""
     return children.EngineSpec(
         model=settings.model,
         kind=settings.engine,

@@ -14,7 +14,7 @@ from llamacpp import engines as children
 from llamacpp.capabilities import probe_opening
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
-from llamacpp.errors import EngineError, EngineRefused, EngineSetupError, EngineStarting, EngineUnreachable
+from llamacpp.errors import EngineError, EngineSetupError, EngineStarting, EngineUnreachable
 from llamacpp.routers import find_router
 from policies.causes import Cause
 from policies.checkpoints import REWINDS
@@ -22,6 +22,7 @@ from proxy import fingerprint
 from proxy.beliefs import Beliefs
 from proxy.config import Settings
 from proxy.engine import Engine, names_of
+from proxy.engine_errors import not_attached
 from proxy.engine_spec import (
     can_rewind,
     child_spec,
@@ -58,8 +59,6 @@ GIVEN_UP_SECONDS = 5.0
 """For an engine that is not trusted any more to end by itself."""
 HOPELESS = 3
 """Starts of an engine that was never ready after which we give up: its model cannot be loaded."""
-KEY_REFUSED = (401, 403)
-"""What llama-server (401), or a proxy in front of it, answers to a wrong key or to none."""
 
 
 @dataclass(eq=False)
@@ -392,10 +391,7 @@ class Engines:
 
 def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: Exception, *, has_key: bool) -> None:
     """Why not, said once: it answers, but not as an engine, so somebody has to do something about it."""
-    why = str(error)
-    if isinstance(error, EngineRefused) and error.status in KEY_REFUSED:
-        was = "refuses the key in SLOTKEEPER_UPSTREAM_API_KEY" if has_key else "asks for a key, and we have none"
-        why = f"it {was} ({error.status}: {error.message}). Set SLOTKEEPER_UPSTREAM_API_KEY to its --api-key."
+    why = not_attached(error, has_key=has_key)
     if why != engine.why_not and not isinstance(error, EngineUnreachable):
         log.warning("engine_not_attached", engine=engine.name, url=spec.url, why=why, again_in_seconds=WATCH_SECONDS)
     engine.why_not, engine.is_loading = why, False

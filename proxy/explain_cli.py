@@ -15,14 +15,19 @@ from proxy.snapshots import AsJson, StateDir
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="a request's id, or the beginning of one", show_default=False)] = "",
+    request_id: Annotated[
+        str, typer.Argument(help="a request's id, or the beginning of one", show_default=False, metavar="REQUEST_ID")
+    ] = "",
     last: Annotated[
-        int, typer.Option(help="how many requests with a cause or a compaction, the newest first", min=1, max=1000)
+        int,
+        typer.Option(
+            help="how many requests with a cause or a compaction, the newest first", min=1, max=1000, metavar="N"
+        ),
     ] = 10,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show why prompt tokens were processed again: where the prompt diverged, what it cost, what avoids it."""
+    """Show why prompt tokens were processed again. Where the prompt diverged, what it cost, what avoids it."""
     settings = load({"state_dir": state_dir} if state_dir else {})
     door = f"/explain/{quote(request_id, safe='')}" if request_id else f"/explain?last={last}"
     try:

@@ -6,11 +6,58 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from proxy.config import Settings, flag_name
 
 # Set otherwise: keys do not belong in argv (any user of the machine can read it); engine flags follow `--`.
 NOT_FLAGS = frozenset({"upstream_api_key", "engine_flags", "layout_rules"})
+
+
+PANELS: dict[str, tuple[str, ...]] = {
+    "Model and engine": ("model", "upstream", "engine", "llama_server", "engine_port", "parallel", "ctx_size", "swa"),
+    "Who can ask": ("host", "port", "api_key_file", "allowed_host", "show_prompts", "allow_engine_admin"),
+    "Prompts": ("mode", "template_clock", "append_only_template", "reply_reserve", "finish_prefill", "keep_alive"),
+    "Prompts that do not fit": ("compaction", "compact_at", "compact_prepare_at"),
+    "Slot files": ("state_dir", "disk_budget", "persist"),
+    "Limits": ("max_body_bytes", "max_waiting", "max_wait_seconds", "exit_deadline_seconds", "max_lines"),
+    "Log": ("log_format", "log_level"),
+}
+"""Headings of the help, and the settings below them."""
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+METAVARS = {
+    "model": "FILE",
+    "upstream": "URL",
+    "llama_server": "PATH",
+    "host": "ADDRESS",
+    "allowed_host": "NAME",
+    "parallel": "N",
+    "ctx_size": "TOKENS",
+    "reply_reserve": "TOKENS",
+    "compact_at": "SHARE",
+    "compact_prepare_at": "SHARE",
+    "keep_alive": "SECONDS|off",
+    "disk_budget": "SIZE",
+    "max_body_bytes": "SIZE",
+    "max_waiting": "N",
+    "max_lines": "N",
+}
+"""What stands for a value in the help; of the others the last word of the name."""
+
+
+class Grouped(TyperCommand):
+    """A command whose help has its options under headings. Typer groups in rich's tables only, which cut the names of
+    flags in a narrow terminal."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """One section a heading; what has none comes last."""
+        groups: dict[str, list[tuple[str, str]]] = {panel: [] for panel in (*PANELS, "Options")}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                groups[getattr(param, "rich_help_panel", None) or "Options"].append(record)
+        for panel, records in groups.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -31,9 +78,9 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     spelling = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     default = shown_default(name, field)
     text = f"{field.description}; default {default}" if default and kind is not bool else field.description
-    option = typer.Option(
-        spelling, help=text, show_default=False, metavar=None if kind is bool else _metavar(name, field)
-    )
+    metavar = None if kind is bool else _metavar(name, field)
+    panel = _PANEL_OF.get(name)
+    option = typer.Option(spelling, help=text, show_default=False, metavar=metavar, rich_help_panel=panel)
     annotation = Annotated[kind | None, option] if kind is not list else Annotated[list[str] | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -54,8 +101,7 @@ def choices(field: FieldInfo) -> tuple[str, ...]:
 def _metavar(name: str, field: FieldInfo) -> str:
     if words := choices(field):
         return "|".join(words)
-    word = name.rsplit("_", 1)[-1]
-    return {"size": "N", "server": "PATH", "upstream": "URL", "budget": "SIZE", "bytes": "SIZE"}.get(word, word.upper())
+    return METAVARS.get(name) or name.rsplit("_", 1)[-1].upper()
 
 
 def shown_default(name: str, field: FieldInfo) -> str:

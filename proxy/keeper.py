@@ -19,6 +19,7 @@ from proxy.rendering import BASE_AT_LEAST, base_body, base_tokens, has_base, ren
 from proxy.saving import save_idle
 from proxy.service import Service
 from proxy.slots import Slot, SlotTable
+from proxy.store_types import Snapshot
 from proxy.warm import IdleWarmer
 
 log = structlog.get_logger(__name__)
@@ -231,12 +232,13 @@ class Keeper:
 
     # --- exit -------------------------------------------------------------------------------------------------------
 
-    async def save_all(self, seconds: float) -> None:
-        """Saves what is worth it, most at stake first, within a deadline."""
+    async def save_all(self, seconds: float, saved: list[Snapshot]) -> None:
+        """Saves what is worth it, most at stake first, within a deadline; `saved` tells what was, also when it ends
+        early."""
         try:
             async with asyncio.timeout(seconds):
                 for engine in self._service.engines.all:
-                    await save_idle(engine, self._service.engines.beliefs, "exit")
+                    await save_idle(engine, self._service.engines.beliefs, "exit", saved)
         except TimeoutError:
             log.warning("exit_deadline", consequence="slots that were not saved in time will be processed again")
 

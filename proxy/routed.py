@@ -179,6 +179,6 @@ class Fleet:
             await asyncio.sleep(LOOK_SECONDS)
         for other in others:
             try:
-                await save_idle(other, self.engines.beliefs, "loss")
+                await save_idle(other, self.engines.beliefs, "loss", [])
             except (EngineError, StoreError) as error:
                 log.warning("not_saved_before_unload", engine=other.name, error=str(error))

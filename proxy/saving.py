@@ -8,10 +8,12 @@ from proxy.carry_out import give_back, save
 from proxy.engine import Engine
 from proxy.metrics import SaveReason
 from proxy.rendering import render_slot
+from proxy.store_types import Snapshot
 
 
-async def save_idle(engine: Engine, beliefs: Beliefs, reason: SaveReason) -> None:
-    """Saves every idle slot that is worth it, most at stake first. Raises EngineError, StoreError where `save` does."""
+async def save_idle(engine: Engine, beliefs: Beliefs, reason: SaveReason, saved: list[Snapshot]) -> None:
+    """Saves every idle slot that is worth it, most at stake first, and adds to `saved` what was. Raises EngineError,
+    StoreError where `save` does."""
     if not engine.ready or not engine.can_save or await beliefs.is_asleep(engine):
         return
     table = engine.table
@@ -24,6 +26,7 @@ async def save_idle(engine: Engine, beliefs: Beliefs, reason: SaveReason) -> Non
         if slot.is_idle:
             table.lease(slot)
             try:
-                await save(engine, slot, reason)
+                snapshot = await save(engine, slot, reason)
+                saved += [snapshot] if snapshot else []
             finally:
                 give_back(engine, slot)

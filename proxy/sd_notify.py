@@ -30,9 +30,12 @@ def stopping() -> None:
 
 
 @contextlib.asynccontextmanager
-async def told(is_ready: Callable[[], bool], why_not: Callable[[], str]) -> AsyncIterator[None]:
-    """READY=1 once `is_ready` says what /readyz would, while the body runs; until then the reason as the status."""
-    watching = asyncio.create_task(_watch(is_ready, why_not), name="sd_notify")
+async def told(
+    is_ready: Callable[[], bool], why_not: Callable[[], str], greet: Callable[[], None]
+) -> AsyncIterator[None]:
+    """READY=1 and `greet` once `is_ready` says what /readyz would, while the body runs; until then the reason as the
+    status."""
+    watching = asyncio.create_task(_watch(is_ready, why_not, greet), name="sd_notify")
     try:
         yield
     finally:
@@ -40,12 +43,13 @@ async def told(is_ready: Callable[[], bool], why_not: Callable[[], str]) -> Asyn
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch(is_ready: Callable[[], bool], why_not: Callable[[], str]) -> None:
+async def _watch(is_ready: Callable[[], bool], why_not: Callable[[], str], greet: Callable[[], None]) -> None:
     said = ""
     while not is_ready():
         reason = " ".join(why_not().split())[:200]
-        if reason != said and not notify(f"STATUS=not ready: {reason}"):
-            return
+        if reason != said:
+            notify(f"STATUS=not ready: {reason}")
         said = reason
         await asyncio.sleep(LOOK_SECONDS)
+    greet()
     notify("READY=1", "STATUS=ready")

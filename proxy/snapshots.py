@@ -27,8 +27,10 @@ from proxy.tenants import load as load_tenants
 if TYPE_CHECKING:
     from proxy.store import PruneReport, Store
 
-app = typer.Typer(help="Slot files on disk: what is kept, and for which conversation.", no_args_is_help=True)
-StateDir = Annotated[Path | None, typer.Option(help="state directory; else $SLOTKEEPER_STATE_DIR, else the default")]
+app = typer.Typer(help="List, keep or delete slot files on disk.", no_args_is_help=True)
+StateDir = Annotated[
+    Path | None, typer.Option(help="state directory; else $SLOTKEEPER_STATE_DIR, else the default", metavar="DIR")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

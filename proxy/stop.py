@@ -69,7 +69,9 @@ class Stop:
     def ask(self, number: int) -> None:
         """A signal came. Ctrl-C is reported as 130, SIGTERM is how services are stopped and is no failure."""
         self.exit_code = INTERRUPTED if number == signal.SIGINT else self.exit_code
-        self._begin(deadline_seconds=round(self.deadline, 1), again="a second signal ends everything at once, unsaved")
+        again = "a second signal ends everything at once, unsaved"
+        sentence = f"Stopping, within {self.deadline:g} s: answers end, conversations are saved; {again}."
+        self._begin(sentence=sentence, deadline_seconds=round(self.deadline, 1), again=again)
 
     def fail(self, error: Exception) -> None:
         """Nothing can come of this process any more: it ends, and `failure` says why."""

@@ -31,16 +31,17 @@ DONE = ("saved", "known", "too_short", "not_saved")
 
 def warm(
     file: Annotated[
-        Path | None, typer.Argument(help="a recorded request, several (JSON lines), or messages and tools as JSON")
+        Path | None,
+        typer.Argument(help="a recorded request, several (JSON lines), or messages and tools as JSON", metavar="FILE"),
     ] = None,
     from_state: Annotated[
         bool, typer.Option("--from-state", help="process again what another model or build has made useless")
     ] = False,
-    tenant: Annotated[str, typer.Option(help="whose prompts they are, where there are API keys")] = "",
+    tenant: Annotated[str, typer.Option(help="whose prompts they are, where there are API keys", metavar="NAME")] = "",
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have the running server process and keep prompts before anyone asks: the bases of recorded requests (system text
+    """Process and keep prompts before anyone asks. By the running server: the bases of recorded requests (system text
     and tools), or with --from-state the bases and pinned conversations that were kept for another model or build."""
     if (file is None) is not from_state:
         raise UsageError("Name a file with recorded requests, or give --from-state: one of the two.")

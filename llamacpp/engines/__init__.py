@@ -26,7 +26,7 @@ from llamacpp.engines.model_file import check_model
 from llamacpp.engines.process import OnLine, Process
 from llamacpp.errors import EngineSetupError
 
-__all__ = ["Child", "EngineSpec", "UsageError", "build_of", "choose", "refuse_reserved", "start"]
+__all__ = ["Child", "EngineSpec", "UsageError", "build_of", "check_program", "choose", "refuse_reserved", "start"]
 
 
 class Child:
@@ -148,6 +148,18 @@ async def start(
     run = process.spawn(program, environment=environment, stdin=stdin, log_file=spec.log_file, on_line=on_line)
     pid_file = leftovers.record(state_dir, run.pid, port)
     return Child(run, spec, kind=kind, port=port, api_key=key, build=build, pid_file=pid_file)
+
+
+def check_program(spec: EngineSpec, built: tuple[Path, ...] = ()) -> None:
+    """Raises what `start` would for program, flags and port: before a model is fetched for them."""
+    found = choose(spec, built)
+    if spec.port is not None:
+        claim_port(spec.port)
+    if found is None:
+        embedded.build_name()
+        params_for_embedded(spec, 0)
+    else:
+        argv_for_binary(spec, found.help_text, 0)
 
 
 def check_models(spec: EngineSpec) -> None:

@@ -228,7 +228,8 @@ def _named(service: Service, name: str) -> Record:
     exact = service.records.get(name)
     found = [exact] if exact is not None else [r for r in service.records.values() if r.id.startswith(name)]
     if len(found) != 1:
-        raise NotFound(f"No request, or more than one, has an id that begins with {name[:40]!r}.")
+        how = f"{len(found)} requests have ids that begin" if found else "No request has an id that begins"
+        raise NotFound(f"{how} with {name[:40]!r}: see /slotkeeper/requests.")
     return found[0]
 
 

@@ -155,9 +155,11 @@ class Passthrough:
     async def unknown(self, request: Request) -> Response:
         """Everything that is not on the list."""
         path = path_of(request)
-        if path.startswith("/v1/v1/"):
+        if path == "/":
+            how = "For people: /slotkeeper/ shows the status; clients have /v1 as their base URL."
+        elif path.startswith("/v1/v1/"):
             how = "Your client adds /v1 by itself: leave it out of the base URL."
-        elif path.endswith("/") and path != "/":
+        elif path.endswith("/"):
             how = "Leave out the slash at its end."
         else:
             how = "Slotkeeper lets through a fixed list of llama-server's endpoints."

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llamacpp.engines.cache import cache_dir
-from llamacpp.engines.models import fetch_demo
+from proxy.fetch import demo_model
+from proxy.stop import INTERRUPTED
 from tests.live.talk import CHATML
 from tests.observe import prometheus, session
 from tests.observe.dashboards import Query, Series, ask, queries
@@ -32,13 +33,15 @@ async def observe(model: Path, folder: Path) -> list[tuple[Query, list[Series]]]
     arguments = ("--model", str(model), "--engine", "embedded", *session.FLAGS)
     proxy = await start_proxy(arguments, folder / "state", engine_flags=("-t", "1", *CHATML))
     try:
+        console.print("Loading the demo model. All of this takes some minutes on two cores; ctrl-C ends it.")
         await proxy.ready()
         console.print(f"Slotkeeper at {proxy.url}, log in {folder}/state/logs")
         target = proxy.url.removeprefix("http://")
         async with prometheus.running(target, folder / "prometheus") as scraper:
             await until(scraper.targets_are_up)
             start = time.time() - 1
-            await session.play(proxy.url, lambda what: console.print(f"playing: {what}"))
+            await session.play(proxy.url, lambda what: console.print(what, markup=False))
+            console.print("Asking Prometheus every query of every dashboard.")
             await asyncio.sleep(SETTLE_SECONDS)
             end = time.time()
             return [(query, await ask(scraper, query, start, end)) for query in queries()]
@@ -68,8 +71,12 @@ def main() -> int:
     if not prometheus.is_installed():
         console.print(prometheus.MISSING)
         return 1
-    with tempfile.TemporaryDirectory(prefix="slotkeeper-observe-") as folder:
-        return 1 if show(asyncio.run(observe(fetch_demo(cache_dir() / "models"), Path(folder)))) else 0
+    try:
+        with tempfile.TemporaryDirectory(prefix="slotkeeper-observe-") as folder:
+            return 1 if show(asyncio.run(observe(demo_model(cache_dir() / "models"), Path(folder)))) else 0
+    except KeyboardInterrupt:
+        console.print("Interrupted: Slotkeeper and Prometheus have ended.")
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

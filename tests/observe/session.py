@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -22,6 +23,8 @@ FLAGS = ("--parallel", "2", "--ctx-size", "4096", "--reply-reserve", "64")
 REPLY = {"max_tokens": 4, "max_completion_tokens": 4, "temperature": 0, "stream": True}
 AT_A_TIME = 3
 """Turns of one conversation before the other has its own."""
+SHUFFLED = 6
+"""Turns of the conversation whose tools are shuffled."""
 
 
 def bodies() -> list[Json]:
@@ -51,26 +54,32 @@ def shuffled(body: Json, order: random.Random) -> Json:
 
 
 async def play(url: str, say: Callable[[str], None] = lambda _: None) -> None:
-    """All of it, some 36 requests; fails unless each is answered with 200."""
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
+    """All of it, some 36 requests; fails unless each is answered with 200. `say` is told of each part and answer."""
+    answers = itertools.count(1)
+
+    async def count(_: httpx.Response) -> None:
+        say(f"  answer {next(answers)} begins")
+
+    hooks = {"response": [count]}
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, event_hooks=hooks) as client:
         first, second = bodies(), [another(b, "What does this repository do?") for b in bodies()]
-        say("two conversations in turns, in a context too small for both")
+        say(f"{2 * len(first)} turns of two conversations, in a context too small for both")
         for start in range(0, len(first), AT_A_TIME):
             for name, turns in (("one", first), ("two", second)):
                 for body in turns[start : start + AT_A_TIME]:
                     await send(client, body, {"x-slotkeeper-session": name})
-        say("both at once")
+        say("both at once, and a third: 3 turns")
         headers = [{"x-slotkeeper-session": name} for name in ("one", "two", "three")]
         bodies_now = [first[-1], second[-1], another(first[1], "And now something else.")]
         await asyncio.gather(*(send(client, b, h) for b, h in zip(bodies_now, headers, strict=True)))
-        say("one that shuffles its tools at every turn (observe mode)")
+        say(f"one that shuffles its tools at every turn (observe mode): {SHUFFLED} turns")
         await play_shuffled(client)
 
 
 async def play_shuffled(client: httpx.AsyncClient) -> None:
     """A conversation whose tools come in another order each time."""
     order, last = random.Random(7), bodies()[0]
-    for body in bodies()[:6]:
+    for body in bodies()[:SHUFFLED]:
         last = shuffled(body | {"tools": last["tools"]}, order)
         question = another(last, "Which tests are there?")
         await send(client, question, {"x-slotkeeper-session": "shuffled", "x-slotkeeper-mode": "observe"})

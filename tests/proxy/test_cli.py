@@ -16,6 +16,7 @@ import httpx
 import pytest
 import structlog
 
+from proxy import fetch
 from proxy.__main__ import main as start
 from proxy.cli import ServeFailed, _listen, _warn, main
 from proxy.config import load
@@ -142,6 +143,32 @@ def test_port_in_use(run: Run) -> None:
         ended = run("serve", "--upstream", "http://127.0.0.1:9", "--port", str(port), module=STUB)
     assert ended.returncode == 1
     assert f"Cannot listen on 127.0.0.1 port {port}: address already in use" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--llama-server", "/bin/true"], 1, "/bin/true does not know the flags"),
+        (["--engine", "embedded", "--", "--nonsense"], 2, "--nonsense"),
+        (["--engine-port", "{taken}"], 1, "The engine cannot listen on port {taken}"),
+        (["--port", "{taken}"], 1, "Cannot listen on 127.0.0.1 port {taken}"),
+    ],
+)
+def test_nothing_is_fetched_in_vain(
+    words: list[str],
+    code: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """What cannot be served is known before the demo model is downloaded for it."""
+    monkeypatch.setattr(fetch, "demo_model", lambda _: pytest.fail("it was fetched"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        own = ["serve", "--state-dir", str(tmp_path / "state"), *(["--port", "0"] if "--port" not in words else [])]
+        assert main([*own, *(word.format(taken=port) for word in words)]) == code
+    assert expected.format(taken=port) in capsys.readouterr().err
 
 
 def test_no_such_address() -> None:

@@ -130,6 +130,7 @@ def test_the_source_of_a_wrong_value_is_named(tmp_path: Path, monkeypatch: pytes
     [
         ("port 1", "is not TOML"),
         ("prot = 1", "sets 'prot', which is no setting of Slotkeeper. Did you mean port?"),
+        ("modle = 1", "sets 'modle', which is no setting of Slotkeeper. Did you mean mode or model?"),
         ("max-lines = 1", "sets 'max-lines', which is no setting of Slotkeeper. Did you mean max_lines?"),
         (None, "cannot be read"),
     ],

@@ -8,7 +8,7 @@ import typer.main
 
 from proxy.cli import app, main
 from proxy.config import Settings, flag_name
-from proxy.flags import NOT_FLAGS, shown_default
+from proxy.flags import METAVARS, NOT_FLAGS, PANELS, shown_default
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,14 @@ def test_every_setting_has_a_flag(options: dict[str, click.Option]) -> None:
     flags = {flag_name(name) for name in Settings.model_fields if name not in NOT_FLAGS}
     assert flags - options.keys() == set()
     assert {flag_name(name) for name in NOT_FLAGS} & options.keys() == set()
+
+
+def test_panels_and_placeholders_name_settings(options: dict[str, click.Option]) -> None:
+    """Each flag below one heading at most; a setting that was renamed is renamed there, too."""
+    grouped = [name for names in PANELS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    assert {*grouped, *METAVARS} - (Settings.model_fields.keys() - NOT_FLAGS) == set()
+    assert options["--keep-alive"].metavar == "SECONDS|off"
 
 
 def test_help_is_the_description(options: dict[str, click.Option]) -> None:
@@ -67,3 +75,15 @@ def test_help_shows_every_flag_whole(
     assert {flag_name(name) for name in Settings.model_fields if name not in NOT_FLAGS} - set(words) == set()
     assert {"auto|embedded|binary", "observe|repair|strict", "json|console", "debug|info|warning|error"} <= set(words)
     assert "[-- LLAMA_SERVER_FLAG ...]" in " ".join(said.split())
+    assert [said.index(f"{panel}:") for panel in PANELS] == sorted(said.index(f"{panel}:") for panel in PANELS)
+    assert said.rstrip().endswith(",slots=/var/llama/slots")
+
+
+def test_summaries_are_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """No command's first sentence is cut in a usual terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ([], ["snapshots"]):
+        assert main([*words, "--help"]) == 0
+        summaries = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+        assert len(summaries) >= 7
+        assert all(line.endswith(".") and not line.endswith("...") for line in summaries), summaries

@@ -14,6 +14,7 @@ import structlog
 
 from proxy.api.ops import control_app
 from proxy.cli import _control, main
+from proxy.doctor_cli import INDENT, _told
 from tests.fakes.llama import FakeLlama
 from tests.servers import until
 from tests.wire.conftest import Serve
@@ -159,6 +160,17 @@ async def test_nobody_to_ask(tmp_path: Path, doctor: Doctor) -> None:
         assert not answer["said"].endswith(("?.\n", "..\n")), answer
 
 
+def test_a_narrow_terminal_keeps_the_columns() -> None:
+    """What does not fit goes on below its beginning; into a pipe everything is one line."""
+    words = {"what": "word " * 40, "consequence": "loss " * 40, "better": "--flag " * 40}
+    engine = {"name": "e", "findings": [{"name": "template_reasoning", "level": "costs", **words}], "command": ""}
+    head, first, *more = _told(engine, 80).plain.splitlines()
+    assert first.startswith("  costs  template_reasoning  word word")
+    assert len(more) > 10 and all(line.startswith(" " * INDENT) for line in more)
+    assert max(map(len, (head, first, *more))) <= 80
+    assert len(_told(engine, None).plain.splitlines()) == 4
+
+
 async def test_for_people(fake: FakeLlama, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line a finding, its consequence and what is better below it; a name with control characters is cleaned."""
     fake.alias = "evil\x1b[2Jname"
@@ -166,6 +178,6 @@ async def test_for_people(fake: FakeLlama, tmp_path: Path, capsys: pytest.Captur
     assert await asyncio.to_thread(main, words) == 0
     said = capsys.readouterr().out
     assert "\x1b[2J" not in said and "evil" in said
-    assert "  costs  slot_directory     no slot directory is seen from here" in said
+    assert "  costs  slot_directory      no slot directory is seen from here" in said
     assert "better: --slot-save-path DIR" in said
     assert "  command  llama-server -m /models/fake.gguf" in said

@@ -47,6 +47,7 @@ async def test_unknown_paths(method: str, path: str, wire: Wire, fake: FakeLlama
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (404, "not_found")
     assert path in error["message"] and "README" in error["message"]
+    assert ("/slotkeeper/" in error["message"]) is (path == "/"), "a person with a browser is told where to look"
     asked = [(r.method, r.path) for r in fake.requests[before:]]
     assert set(asked) <= {("GET", "/props")}  # which we ask an attached engine now and then
 

@@ -144,7 +144,9 @@ async def test_hostile_text_stays_text(wire: Wire, run: Run) -> None:
 
 async def test_unknown_requests(wire: Wire, run: Run) -> None:
     """A sentence, not a traceback."""
-    assert "No request, or more than one" in await run("nope", code=1)
+    assert "No request has an id that begins with 'nope'" in await run("nope", code=1)
+    await post(wire, asked("x", "first"), asked("y", "first"))
+    assert "2 requests have ids that begin with 'req_'" in await run("req_", code=1)
 
 
 def test_without_a_server(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

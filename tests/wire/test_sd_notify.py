@@ -6,12 +6,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from proxy import sd_notify
 from tests.conftest import StartProxy
 from tests.fakes.llama import FakeLlama
-from tests.servers import PATIENCE
+from tests.servers import PATIENCE, ProxyServer, until
 
 
 class Manager:
@@ -55,6 +56,22 @@ async def test_the_life_of_a_service(proxy_server: StartProxy, manager: Manager,
         assert await proxy.ended() == 0
 
 
+async def test_people_are_told_too(proxy_server: StartProxy) -> None:
+    """On a console the last line of a start says what it serves and where to look."""
+    async with FakeLlama(alias="tiny") as fake:
+        proxy = await proxy_server("--upstream", fake.url, "--log-format", "console", wait=False)
+        await until(lambda: _has_said(proxy, "status page"))
+        ready = proxy.text[-1]
+        url = ready.split()[1].removesuffix("/v1")
+        assert ready == f"Ready: {url}/v1  model tiny  status page {url}/slotkeeper/"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(f"{url}/slotkeeper/")).status_code == 200
+
+
+async def _has_said(proxy: ProxyServer, words: str) -> bool:
+    return words in proxy.said()
+
+
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/notify", "vsock:2:1", "/" + "x" * 200])
 def test_nobody_to_tell(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a manager, or with one that cannot be reached, nothing happens."""
@@ -76,6 +93,6 @@ async def test_an_abstract_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 async def test_the_watch_ends_with_its_body() -> None:
     """A stop before anything was ready leaves no task behind."""
     before = asyncio.all_tasks()
-    async with sd_notify.told(lambda: False, lambda: "it loads"):
+    async with sd_notify.told(lambda: False, lambda: "it loads", lambda: pytest.fail("it is not ready")):
         pass
     assert asyncio.all_tasks() == before

@@ -1,12 +1,18 @@
 """A stop while answers run: clients are told, in their dialect, and nobody is left waiting."""
 
 import asyncio
+import signal
+from pathlib import Path
 
+import httpx
 import pytest
 
+from proxy.page.text import size
 from proxy.service import Service
+from tests.conftest import StartProxy
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
+from tests.servers import until
 from tests.wire.conftest import Serve
 from tests.wire.wire import CHAT, chat
 
@@ -47,3 +53,24 @@ async def test_a_second_signal_waits_for_no_slot_file(serve: Serve, fake: FakeLl
     await saving
     await service.unless_hurried(work("third", closed))
     assert done == ["first"]
+
+
+async def test_what_was_kept_is_said(proxy_server: StartProxy, tmp_path: Path) -> None:
+    """The last line of a stop: how many conversations the next start finds, and how large their files are."""
+    (tmp_path / "slots").mkdir()
+    async with FakeLlama(slot_dir=tmp_path / "slots") as fake:
+        upstream = f"{fake.url},slots={tmp_path / 'slots'}"
+        proxy = await proxy_server("--upstream", upstream, "--log-format", "console", wait=False)
+        await until(lambda: _says(proxy.text, "Ready: "))
+        url = next(line for line in proxy.text if line.startswith("Ready: ")).split()[1]
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            answer = await client.post(f"{url}/chat/completions", json=chat("word " * 200))
+        assert answer.status_code == 200
+        assert await proxy.stop(signal.SIGINT) == 130
+        [file] = (tmp_path / "slots").glob("*.bin")
+        assert proxy.text[-2].startswith("Stopping, within 30 s: ")
+        assert proxy.text[-1] == f"Stopped: 1 conversation saved ({size(file.stat().st_size)})."
+
+
+async def _says(lines: list[str], beginning: str) -> bool:
+    return any(line.startswith(beginning) for line in lines)

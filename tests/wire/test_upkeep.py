@@ -154,7 +154,7 @@ async def test_a_sleeping_engine_is_left_asleep(
         assert [slot.n_tokens for slot in engine.table.slots] == [0, 0]
         engine.fingerprint, keep._reconciled = None, {}
         await keep._round(engine)
-        await keep.save_all(1)
+        await keep.save_all(1, [])
         assert {r.path for r in list(fake.requests)[before:]} <= HARMLESS
 
 
@@ -206,15 +206,15 @@ async def test_what_was_purged_is_not_saved_again(serve: Serve, tmp_path: Path) 
         wire = await serve(upstream=(f"{fake.url},slots={tmp_path / 'slots'}",))
         keeper, long = Keeper(wire.service), "a long enough opening " * 40
         await wire.post(CHAT, chat(long))
-        await keeper.save_all(5)
+        await keeper.save_all(5, [])
         assert len(wire.service.store.all()) == 1
         control = httpx.ASGITransport(app=control_app(wire.service))
         async with httpx.AsyncClient(transport=control, base_url="http://slotkeeper") as client:
             answer = (await client.post("/snapshots/purge")).json()
         assert (answer["removed"], answer["in_memory"]) == (1, 1)
         assert "until the server stops" in _removed(answer)
-        await keeper.save_all(5)
+        await keeper.save_all(5, [])
         assert wire.service.store.all() == []
         await wire.post(CHAT, chat(long, " w0 w1 w2 w3", "and now"))
-        await keeper.save_all(5)
+        await keeper.save_all(5, [])
         assert len(wire.service.store.all()) == 1
