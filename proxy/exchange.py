@@ -7,8 +7,6 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import orjson
-
 from llamacpp.client import chunks_of
 from llamacpp.errors import EngineUnreachable
 from llamacpp.reports import Progress, Timings
@@ -26,6 +24,7 @@ from proxy.engine_errors import refused, too_long, whatever
 from proxy.errors import ClientLeft, ContextExceeded, PoolExceeded, ShuttingDown, SlotkeeperError
 from proxy.jobs import Job
 from proxy.keep_alive import KeepAlive
+from proxy.kept_json import kept_json
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import Prepared, keep, prepare
@@ -259,7 +258,7 @@ class Exchange:
                 return
             slot.tenant, slot.line = want.tenant, want.line.id
             self._base = done if self._base is None else done.after(self._base)
-            prompt = base_body(orjson.dumps(self.request.body)) if is_whole else None
+            prompt = base_body(kept_json(self.request.body)) if is_whole else None
             await self._to_its_end(save(engine, slot, "base", "base", prompt), engine, slot)
 
     async def _or_abandon(self, work: Coroutine[Any, Any, T], engine: Engine, slot: Slot, want: Want) -> T:
@@ -324,10 +323,10 @@ class Exchange:
         r = self.request
         body = r.sent(slot.id, may_reuse=may_reuse)
         self.clock.sent = time.perf_counter()
-        stream = engine.client.stream("POST", r.path, orjson.dumps(body))
+        stream = engine.client.stream("POST", r.path, kept_json(body))
         async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
-                chat = orjson.dumps(r.body) if r.door == "chat" else None
+                chat = kept_json(r.body) if r.door == "chat" else None
                 raise await refused(engine.client, chat, response.status_code, await response.aread())
             if r.is_unseen:
                 await relay.whole(await response.aread())
@@ -359,7 +358,7 @@ class Exchange:
         signs = signs_of(engine, found, r.body, before)
         verdict = after_answer(engine, line, found, self.record, done, signs)
         self.service.show_record(self.record)
-        body = orjson.dumps(r.body) if r.door == "chat" else None
+        body = kept_json(r.body) if r.door == "chat" else None
         is_repaired = r.mode != "observe"
         if not self._is_aside:
             self.service.explainer.settled(engine, want, found, self.record, body, repaired=is_repaired)
@@ -383,7 +382,7 @@ class Exchange:
 
     def _abandon(self, engine: Engine, slot: Slot, want: Want, progress: Progress | None) -> None:
         r, line = self.request, want.line
-        body = orjson.dumps(r.body) if r.door == "chat" else None
+        body = kept_json(r.body) if r.door == "chat" else None
         left = Left(progress, body, r.prompt.base, self._base)
         note(engine, self.record, left)
         abandon(self.service, engine, slot, want, left, lambda n_tokens: self._advance(line, n_tokens))

@@ -20,6 +20,7 @@ from proxy.api import read_messages, read_responses
 from proxy.api.dialect import Writer
 from proxy.api.read_chat import checked
 from proxy.errors import BadRequest, Dialect, too_deep
+from proxy.kept_json import kept_json
 from proxy.lines import Identity
 from proxy.normals import Normals
 
@@ -264,7 +265,7 @@ def _request(door: Door, path: str, body: Json, who: Identity, told: Told | None
     raws, normals = blobs, blobs
     if door == "chat":
         body = checked(body)
-        blobs = tuple(map(orjson.dumps, body["messages"]))
+        blobs = tuple(map(kept_json, body["messages"]))
         # Each message's bytes are hashed once, and quickly: of a long history that is most of the price. Nobody gains
         # by a collision: lines are found within one tenant and session, and the engine compares the tokens themselves.
         raws = tuple(map(xxhash.xxh3_128_digest, blobs))
