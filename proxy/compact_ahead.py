@@ -25,6 +25,7 @@ from proxy.aside import Ask, Collected, ask_aside
 from proxy.carry_out import give_back, save
 from proxy.compact import Compaction
 from proxy.engine import Engine
+from proxy.kept_json import kept_json
 from proxy.ledger import Ledger
 from proxy.lines import Found, Line
 from proxy.logs import describe
@@ -182,7 +183,7 @@ class Ahead:
         body = sent.request.body
         messages = body["messages"] if has_reply else body["messages"][:-1]
         body = {**body, "messages": messages, "add_generation_prompt": False}
-        raw = orjson.dumps(body)
+        raw = kept_json(body)
         tokens = (await render_chat(engine, line.who.tenant, sent.request.prompt.base, raw)).tokens
         if not slot.is_idle:
             return False
@@ -237,7 +238,7 @@ def _is_still(slot: Slot, line: Line, ledger: Ledger) -> bool:
 
 def _whole(line: Line, ledger: Ledger, body: bytes, reply: dict[str, Any]) -> Prepared:
     """What the slot holds, the answer included, as a request that extends its line."""
-    sent = [*(ledger.sent or ()), orjson.dumps(reply)]
+    sent = [*(ledger.sent or ()), kept_json(reply)]
     longer = replace(ledger, raw=[*ledger.raw, b""], normal=[*ledger.normal, b""], sent=sent)
     p = line.prompt
     chain = (*p.chain, digest(p.chain[-1], sent[-1]))

@@ -7,8 +7,6 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import orjson
-
 from llamacpp.client import chunks_of
 from llamacpp.errors import EngineUnreachable
 from llamacpp.reports import Progress, Timings
@@ -27,6 +25,7 @@ from proxy.engine_errors import refused, too_long, whatever
 from proxy.errors import ClientLeft, ContextExceeded, PoolExceeded, ShuttingDown, SlotkeeperError
 from proxy.jobs import Job
 from proxy.keep_alive import KeepAlive
+from proxy.kept_json import kept_json
 from proxy.ledger import Ledger, Reply
 from proxy.lines import Found, Line, new_line
 from proxy.prepare import Prepared, keep, prepare
@@ -262,7 +261,7 @@ class Exchange:
                 return
             slot.tenant, slot.line = want.tenant, want.line.id
             self._base = done if self._base is None else done.after(self._base)
-            prompt = base_body(orjson.dumps(self.request.body)) if is_whole else None
+            prompt = base_body(kept_json(self.request.body)) if is_whole else None
             await self._to_its_end(save(engine, slot, "base", "base", prompt), engine, slot)
 
     async def _or_abandon(self, work: Coroutine[Any, Any, T], engine: Engine, slot: Slot, want: Want) -> T:
@@ -331,7 +330,7 @@ class Exchange:
         r = self.request
         body = r.sent(slot.id, may_reuse=may_reuse)
         self.clock.sent = time.perf_counter()
-        stream = engine.client.stream("POST", r.path, orjson.dumps(body))
+        stream = engine.client.stream("POST", r.path, kept_json(body))
         async with engine.unseen(r.is_unseen), stream as response:
             if response.status_code != 200:
                 raise await refused(engine.client, r.chat, response.status_code, await response.aread())

@@ -249,6 +249,7 @@ def is_same(a: ModelRequest, b: ModelRequest) -> bool:
     return (
         a.prompt == b.prompt
         and (a.who, a.path, a.dialect, a.mode, a.fresh) == (b.who, b.path, b.dialect, b.mode, b.fresh)
+        and a.compacts == b.compacts
         and (a.n_answers, a.raws) == (b.n_answers, b.raws)
         and a.body == b.body
     )

@@ -25,6 +25,7 @@ from policies.replay import give_back
 from policies.types import Match
 from proxy.api.read import ModelRequest, folded
 from proxy.errors import BrokenLine
+from proxy.kept_json import kept_json
 from proxy.layouts import LaidBase
 from proxy.ledger import Ledger, seal_of
 from proxy.lines import Found, Line
@@ -373,7 +374,7 @@ class _Repair:
         told: list[tuple[int, dict[str, str]]],
     ) -> Prepared:
         r = self._request
-        sent = [orjson.dumps(messages[i]) if i in altered else blob for i, blob in enumerate(r.blobs)]
+        sent = [kept_json(messages[i]) if i in altered else blob for i, blob in enumerate(r.blobs)]
         if old is not None and old.sent is not None:
             sent[: len(old.sent)] = [b if a != b else a for a, b in zip(old.sent, sent, strict=False)]
         deferred = self._deferred | (old.deferred if old is not None else set())

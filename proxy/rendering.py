@@ -17,6 +17,7 @@ from policies.prefix import common_prefix, n_tokens
 from policies.slot_state import SlotState
 from proxy.api.read import LEADING, RENDERING, ModelRequest
 from proxy.engine import Engine
+from proxy.kept_json import kept_json
 from proxy.lines import Line
 from proxy.slots import Slot, Want
 
@@ -172,7 +173,7 @@ def base_body(body: bytes) -> bytes:
     messages = found.get("messages") or []
     n_leading = next((i for i, m in enumerate(messages) if m.get("role") not in LEADING), len(messages))
     kept = {name: found[name] for name in ("tools", *RENDERING) if name in found}
-    return orjson.dumps({"messages": [*messages[:n_leading], {"role": "user", "content": "hi"}], **kept})
+    return kept_json({"messages": [*messages[:n_leading], {"role": "user", "content": "hi"}], **kept})
 
 
 def has_base(engine: Engine, tenant: str, base: bytes) -> bool:

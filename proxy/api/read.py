@@ -20,6 +20,7 @@ from proxy.api import read_messages, read_responses
 from proxy.api.dialect import Writer
 from proxy.api.read_chat import checked
 from proxy.errors import BadRequest, Dialect, too_deep
+from proxy.kept_json import kept_json
 from proxy.lines import Identity
 from proxy.normals import Normals
 
@@ -130,7 +131,7 @@ class ModelRequest:
     @property
     def chat(self) -> bytes | None:
         """The body by which the engine's template can be asked; None for what is no chat."""
-        return orjson.dumps(self.body) if self.door == "chat" else None
+        return kept_json(self.body) if self.door == "chat" else None
 
     def sent(self, slot: int, *, may_reuse: bool) -> Json:
         """The body for the engine: pinned, and streamed with progress where that is possible."""
@@ -278,7 +279,7 @@ def _request(door: Door, path: str, body: Json, who: Identity, told: Told | None
     raws, normals = blobs, blobs
     if door == "chat":
         body = checked(body)
-        blobs = tuple(map(orjson.dumps, body["messages"]))
+        blobs = tuple(map(kept_json, body["messages"]))
         # Each message's bytes are hashed once, and quickly: of a long history that is most of the price. Nobody gains
         # by a collision: lines are found within one tenant and session, and the engine compares the tokens themselves.
         raws = tuple(map(xxhash.xxh3_128_digest, blobs))

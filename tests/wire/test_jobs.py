@@ -271,6 +271,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "another salt": (chat(LONG), {"x-slotkeeper-salt": "b"}),
     "another session": (chat(LONG), {"x-slotkeeper-session": "b"}),
     "another mode": (chat(LONG), {"x-slotkeeper-mode": "observe"}),
+    "no compaction": (chat(LONG), {"x-slotkeeper-compaction": "off"}),
 }
 
 
