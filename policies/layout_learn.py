@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.layout_check import MAX_VALUE
+from policies.layout_shapes import DAY, MONTH
 from policies.layout_text import Learned, instructions_at, lines_of
 
 MAX_SPANS = 16
@@ -17,10 +18,17 @@ MIN_EQUAL_IN_LINE = 0.5
 """The same between two requests of one conversation: it goes on for certain, and short prompts differ in much."""
 MIN_CONTEXT = 4
 """Letters and digits that have to stand beside a span on its line, or nothing says where it belongs."""
+MAX_WORDS = 3
+"""Words of a labelled value without a digit or sign ("Mode: plan"). More are a sentence, and a changed sentence is what
+somebody wants of the model: it is the client's edit."""
 MAX_NOTE = 300
 """Characters of a changed line that are told whole; of a longer one only what is near the change."""
 
 _WORD = re.compile(r"[\w.:%/+-]")
+_SIGN = re.compile(r"\d|[/\\@#%~$_=]|\[\[")
+"""A digit, or what paths, names of things and meters are written with; or a placeholder, which was volatile before."""
+_CALENDAR = re.compile(rf"[\W]*(?:{DAY}|{MONTH})[\W]*", re.IGNORECASE)
+_LABELLED = re.compile(r"(\W{0,8}\w[^:=>.!?]{0,40}[:=>])(.*)")
 _OWN = re.compile(r"\[\[value_\d+(?:_\d+)?\]\]")
 """Placeholders of learned values. On a line that is learned anew they are part of what changes, and the wider span
 counts from then on (`policies/layout_text`): two days of "Montag, 10:00" have one base though the hours came first."""
@@ -45,14 +53,17 @@ class _Change:
         return self.old[len(self.old) - self.tail :]
 
 
-def learn(old_texts: Sequence[str], new_texts: Sequence[str], first_number: int) -> tuple[Learned, ...] | None:
+def learn(
+    old_texts: Sequence[str], new_texts: Sequence[str], first_number: int, *, wording: bool = False
+) -> tuple[Learned, ...] | None:
     """What differs between two laid-out system texts (one per leading message), as values value_N from `first_number`.
 
     None when they are equal, or differ in more than MAX_SPANS spans of MAX_VALUE characters on one line each, in
-    project instructions, in a line that has nothing else on it or that another line looks like.
+    project instructions, in plain words (unless `wording`), in a line that has nothing else on it or that another
+    line looks like.
     """
     changes = _changes(old_texts, new_texts, MIN_EQUAL)
-    if not changes or not all(map(_is_plain, changes)):
+    if not changes or not all((wording or _is_volatile(change)) and _is_plain(change) for change in changes):
         return None
     learned = tuple(
         Learned(change.prefix, change.suffix, f"value_{number}") for number, change in enumerate(changes, first_number)
@@ -63,9 +74,9 @@ def learn(old_texts: Sequence[str], new_texts: Sequence[str], first_number: int)
 
 def changed_lines(old_texts: Sequence[str], new_texts: Sequence[str]) -> list[tuple[str, str]] | None:
     """The lines that differ within a conversation, old and new, where it is clear which they are; of long lines an
-    excerpt. None where nothing differs, or too much (MAX_SPANS, MAX_VALUE, MIN_EQUAL_IN_LINE)."""
+    excerpt. None where nothing differs, or too much (MAX_SPANS, MAX_VALUE, MIN_EQUAL_IN_LINE), or wording."""
     changes = _changes(old_texts, new_texts, MIN_EQUAL_IN_LINE)
-    if not changes or not all(_is_clear(change, old_texts) for change in changes):
+    if not changes or not all(_is_volatile(change) and _is_clear(change, old_texts) for change in changes):
         return None
     return [_excerpt(change) for change in changes]
 
@@ -113,6 +124,18 @@ def _change(number: int, old: str, new: str) -> _Change:
 
 def _spans(change: _Change) -> list[str]:
     return [line[change.start : len(line) - change.tail] for line in (change.old, change.new)]
+
+
+def _is_volatile(change: _Change) -> bool:
+    """Whether the change looks like a value rather than like other words for the model: a figure, a path, a name with
+    signs in it, a day or month, or a few words that are all of a labelled line."""
+    spans = _spans(change)
+    if any(map(_SIGN.search, spans)) or all(map(_CALENDAR.fullmatch, spans)):
+        return True
+    lines = [_LABELLED.fullmatch(line) for line in (change.old, change.new)]
+    if lines[0] is None or lines[1] is None or lines[0][1] != lines[1][1]:
+        return False
+    return all(len(re.findall(r"\w+", line[2])) <= MAX_WORDS for line in lines if line)
 
 
 def _is_clear(change: _Change, texts: Sequence[str]) -> bool:

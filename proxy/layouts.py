@@ -43,6 +43,8 @@ MOST_TOOLS = 2048
 """Tool lists and definitions per tenant; an agent has a handful of lists of 4 to 40 tools."""
 MOST_BASES = 16
 """System texts per tenant that a new one is compared with."""
+EVIDENT = 3
+"""Versions of a span of plain words after which it is volatile. A person who edits an instruction changes it once."""
 MOST_LEARNED = 64
 """Spans per tenant that were found to change; more of them is an agent that no rule can help."""
 
@@ -171,9 +173,12 @@ class Layouts:
         if not any(texts) or texts in known.bases:
             return False
         for other in reversed(known.bases):
-            if self._learn(known, other, texts):
+            if self._add(known, learn(other, texts, 1) or ()):
                 self._save(tenant, known)
                 return True
+        if self._add(known, _wording(known.bases, texts)):
+            self._save(tenant, known)
+            return True
         known.bases = [*known.bases[-MOST_BASES + 1 :], texts]
         self._save(tenant, known)
         return False
@@ -181,20 +186,24 @@ class Layouts:
     def teach(self, tenant: str, old: tuple[str, ...], new: tuple[str, ...]) -> None:
         """Two requests of one line differed in their system texts: later lines are laid out without that."""
         known = self._tenants.setdefault(tenant, _Tenant())
-        if self._learn(known, old, new):
+        if self._add(known, learn(old, new, 1) or ()):
             self._save(tenant, known)
 
-    def _learn(self, known: _Tenant, old: tuple[str, ...], new: tuple[str, ...]) -> bool:
-        if len(old) != len(new) or len(known.learned) >= MOST_LEARNED:
-            return False
+    def _add(self, known: _Tenant, found: Sequence[Learned]) -> bool:
         spans = {(k.prefix, k.suffix) for k in known.learned}
-        fresh = [f for f in learn(old, new, 1) or () if (f.prefix, f.suffix) not in spans]
-        for number, each in enumerate(fresh[: MOST_LEARNED - len(known.learned)], len(known.learned) + 1):
+        fresh = [f for f in found if (f.prefix, f.suffix) not in spans][: MOST_LEARNED - len(known.learned)]
+        for number, each in enumerate(fresh, len(known.learned) + 1):
             known.learned += (replace(each, name=f"value_{number}"),)
         return bool(fresh)
 
     def _save(self, tenant: str, known: _Tenant) -> None:
         self._keep(tenant, _to_blob(known))
+
+
+def _wording(bases: Sequence[tuple[str, ...]], texts: tuple[str, ...]) -> list[Learned]:
+    """Spans of words that are nobody's edit: they are others in each of EVIDENT texts that are otherwise one."""
+    found = [replace(span, name="") for other in bases for span in learn(other, texts, 1, wording=True) or ()]
+    return [span for number, span in enumerate(found, 1) if found[:number].count(span) == EVIDENT - 1]
 
 
 def opening_of(messages: Sequence[Json], first_user: int | None) -> range:

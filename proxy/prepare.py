@@ -190,6 +190,8 @@ class _Repair:
             sent = await self._recognition.texts(found.line)
             if sent is None:
                 old, known = None, 0
+        if old is not None and found.match is Match.EXTENDS and known < len(old.raw):
+            found = Found(found.line, Match.EDITED, known)
         full, old = old, old.branch(known) if old is not None else None
         messages = [*laid.leading, *self._messages[self._n_leading :]]
         for i, message in zip(self._opening, laid.opening, strict=True):

@@ -2,6 +2,7 @@
 
 import string
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def test_what_is_no_small_difference_is_not_learned() -> None:
 
 
 def test_within_a_conversation_whole_lines_and_more_of_a_short_text_may_change() -> None:
-    for old, new in (("calm", "wild"), ("Mood: calm", "Mood:"), ("Mood:", "Mood: calm")):
+    for old, new in (("calm-1", "calm-2"), ("Mood: calm", "Mood:"), ("Mood:", "Mood: calm")):
         assert learn(with_line(old), with_line(new), 1) is None
         assert changed_lines(with_line(old), with_line(new)) == [(old, new)]
     assert changed_lines(["Now 1234567890.\nBe kind."], ["Now 2345678901.\nBe kind."]) is not None
@@ -91,6 +92,37 @@ def test_what_changes_around_a_learned_value_is_learned_with_it() -> None:
     assert [each.values[0].text for each in both] == ["Montag, 9", "Montag, 10", "Dienstag, 8"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("You are a careful coding agent.", "You are a careless coding agent."),
+        ("Style: four spaces, double quotes.", "Style: tabs only, double quotes."),
+        ("Rule: never delete files of mine", "Rule: delete files of mine freely"),
+        ("Answer in French", "Answer in German"),
+    ],
+)
+def test_other_wording_is_the_clients_edit(old: str, new: str) -> None:
+    """What the model is told to do is no value: it reads the new words where they stand, and the old ones nowhere."""
+    assert learn(with_line(old), with_line(new), 1) is None
+    assert changed_lines(with_line(old), with_line(new)) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("It is monday today.", "It is Tuesday today."),
+        ("Mode: plan", "Mode: build"),
+        ("- **Branch:** `main`", "- **Branch:** `fix/it`"),
+        ("<mood>calm</mood>", "<mood>rather wild</mood>"),
+        ("You work in /home/ann/repo now", "You work in /srv/bob now"),
+        ("You have ten tokens left", "You have 9 tokens left"),
+    ],
+)
+def test_a_value_is_known_by_its_shape_or_its_label(old: str, new: str) -> None:
+    assert changed_lines(with_line(old), with_line(new)) == [(old, new)]
+    assert learn(with_line(old), with_line(new), 1) is not None
+
+
 def system(texts: list[str]) -> dict[str, str]:
     return {"role": "system", "content": texts[0]}
 
@@ -109,7 +141,7 @@ def test_of_a_long_line_an_excerpt_is_told() -> None:
     assert "Time 2 o'clock" in pairs[0][1]
 
 
-words = st.text("ab 1:[", min_size=1, max_size=8)
+words = st.text("a1 /:[", min_size=1, max_size=8)
 
 
 @settings(deadline=None)
@@ -118,7 +150,8 @@ def test_what_is_learned_makes_both_texts_one(lines: list[str], one: str, other:
     old, new = (with_line("\n".join([*lines, f"Mood is {mark} today"])) for mark in (one, other))
     learned = learn(old, new, 1)
     if learned is None:
-        assert one == other or "[" in one + other or one.isspace() or other.isspace()
+        is_wording = not set("1/") & set(one + other)
+        assert one.split() == other.split() or is_wording or "[" in one + other or one.isspace() or other.isspace()
         return
     both = [lay_out([{"role": "system", "content": text[0]}], None, learned=learned) for text in (old, new)]
     assert both[0].leading == both[1].leading

@@ -63,35 +63,52 @@ def test_two_directories_and_two_days_have_one_base() -> None:
     assert "/srv/other" in sent(two)[1]["content"]
 
 
+def lamp(color: str) -> Json:
+    return {"role": "system", "content": f"You help.\nThe lamp is {color} now.\nBe kind.\nWrite code.\nBe brief."}
+
+
 def test_a_span_that_no_rule_knows_is_learned_between_sessions() -> None:
     talk = Talk()
-
-    def base(color: str) -> Json:
-        return {"role": "system", "content": f"You help.\nThe lamp is {color} now.\nBe kind.\nWrite code.\nBe brief."}
-
-    talk.send([base("orange"), user("one")])
-    second = talk.send([base("violet"), user("two")])
-    third = talk.send([base("yellow"), user("three")])
+    talk.send([lamp("on-1"), user("one")])
+    second = talk.send([lamp("on-2"), user("two")])
+    third = talk.send([lamp("on-3"), user("three")])
     assert sent(second)[0] == sent(third)[0]
-    assert "yellow" not in sent(third)[0]["content"]
-    assert "yellow" in sent(third)[1]["content"]
+    assert "on-3" not in sent(third)[0]["content"]
+    assert "on-3" in sent(third)[1]["content"]
+
+
+def test_an_edited_instruction_stays_where_it_is() -> None:
+    """Words are what the model is told to do. Only when they are others for the third time it is nobody's edit."""
+    talk = Talk()
+    for color in ("orange", "violet", "orange", "violet"):
+        assert sent(talk.send([lamp(color), user(f"with {color}")]))[0] == lamp(color)
+    assert sent(talk.send([lamp("yellow"), user("three")]))[0] != lamp("yellow")
+    fourth = talk.send([lamp("green"), user("four")])
+    assert sent(fourth)[0] == sent(talk.send([lamp("blue"), user("five")]))[0]
+    assert "green" in sent(fourth)[1]["content"]
+
+
+def test_an_instruction_that_is_edited_in_a_conversation_is_a_branch() -> None:
+    """The model reads the new words where they stand, and the old ones nowhere."""
+    talk, history = Talk(), [user("one"), answer(), user("two")]
+    talk.send([lamp("careful"), *history[:1]])
+    edited = talk.send([lamp("careless"), *history])
+    assert edited.found.match is not Match.EXTENDS
+    assert sent(edited)[0] == lamp("careless")
+    assert "careful" not in text(edited)
 
 
 def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
-    talk = Talk()
-
-    def base(color: str) -> Json:
-        return {"role": "system", "content": f"You help.\nThe lamp is {color} now.\nBe kind.\nWrite code.\nBe brief."}
-
+    talk, base = Talk(), lamp
     history = [user("one"), answer(), user("two")]
-    one = talk.send([base("orange"), *history[:1]])
-    two = talk.send([base("orange"), *history])
-    three = talk.send([base("violet"), *history, answer(), user("three")])
+    one = talk.send([base("on-1"), *history[:1]])
+    two = talk.send([base("on-1"), *history])
+    three = talk.send([base("violet-2"), *history, answer(), user("three")])
     assert three.found.match is Match.EXTENDS
     assert is_prefix(one, two)
     assert is_prefix(two, three)
-    assert "violet" in sent(three)[-1]["content"]
-    four = talk.send([base("violet"), *history, answer(), user("three"), answer(), user("four")])
+    assert "violet-2" in sent(three)[-1]["content"]
+    four = talk.send([base("violet-2"), *history, answer(), user("three"), answer(), user("four")])
     assert is_prefix(three, four)
     assert text(four).count("violet") == 1
     five = talk.send([base("orange"), *history, answer(), user("three"), answer(), user("four"), answer(), user("x")])
@@ -99,17 +116,31 @@ def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
     assert "orange" in sent(five)[-1]["content"]
 
 
+def test_asked_again_when_a_value_has_changed() -> None:
+    """The note in the newest message is another one: what the slot holds of it is not counted on."""
+    talk = Talk()
+    history = [user("one"), answer(), user("two")]
+    talk.send([lamp("on-1"), *history[:1]])
+    talk.send([lamp("on-2"), *history])
+    again = talk.send([lamp("on-3"), *history])
+    assert (again.found.match, again.found.shared) == (Match.EDITED, 3)
+    assert "is now on-3" in sent(again)[-1]["content"]
+    once_more = talk.send([lamp("on-3"), *history])
+    assert once_more.found.match is Match.EXTENDS
+    assert sent(once_more) == sent(again)
+
+
 def test_a_line_that_is_nothing_but_a_clock() -> None:
     """Told anew while it ticks; the base stays, in a short prompt, too, and on a line that was learned in part."""
     talk, before = Talk(), None
     history = [user("hello")]
-    for number, (day, hour) in enumerate([("Montag", 9), ("Montag", 10), ("Dienstag", 9), ("Montag", 9)]):
+    for number, (day, hour) in enumerate([("Montag", 9), ("Montag", 10), ("Dienstag", 8), ("Mittwoch", 11)]):
         told = f"17644{number}0000\nDu hilfst.\nEs ist {day}, {hour} Uhr.\nSei nett."
         prepared = talk.send([{"role": "system", "content": told}, *history], reply=answer(f"a{number}"))
         assert before is None or is_prefix(before, prepared)
         newest = sent(prepared)[-1]["content"]
         assert before is None or f'" now reads "17644{number}0000"' in newest
-        assert number != 2 or "Dienstag, 9 Uhr" in newest
+        assert number != 2 or "Dienstag, 8 Uhr" in newest
         before = prepared
         history = [*history, answer(f"a{number}"), user(f"go on {number}")]
 
