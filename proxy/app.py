@@ -123,9 +123,9 @@ async def _close(service: Service, keeper: Keeper) -> None:
 def _tell_stopped(saved: list[Snapshot], store: Store) -> None:
     """What the next start finds: saved now, and kept in all (earlier saves and bases among it)."""
     n_bytes, kept = sum(s.bytes for s in saved), len(store.all())
-    now = f"Stopped: {count(len(saved), 'conversation')} saved ({size(n_bytes)})"
+    now = f"{count(len(saved), 'conversation')} saved ({size(n_bytes)})" if saved else "nothing new to save"
     in_all = f"; {count(kept, 'snapshot')} kept in all ({size(store.total_bytes)})"
-    sentence = now + (in_all if kept > len(saved) else "") + "."
+    sentence = f"Stopped: {now}{in_all if kept > len(saved) else ''}."
     log.info("stopped", sentence=sentence, saved=len(saved), bytes=n_bytes, kept=kept, kept_bytes=store.total_bytes)
 
 

