@@ -32,7 +32,7 @@ from proxy.lines import Found, Line
 from proxy.metrics import Kind
 from proxy.recognise import Recognition
 from proxy.service import Service
-from proxy.serving import template_of, wake
+from proxy.serving import of_its_model, template_of, wake
 from proxy.template_clock import clock_values, with_clock
 
 log = structlog.get_logger(__name__)
@@ -63,6 +63,7 @@ async def prepare(service: Service, request: ModelRequest, *, prunes: bool = Fal
     """Raises BrokenLine in mode strict when the request does not extend its line. `prunes`: what the client pruned is
     no longer put off."""
     await wake(service.engines, request.model, request.door)
+    request = of_its_model(service.engines, request)
     if request.door != "chat" or request.mode == "observe":
         found = service.lines.find(request.who, request.prompt, request.first_user)
         kind = _kind(service, request)

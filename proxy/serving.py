@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llamacpp.capabilities import TemplateFacts
+from policies.types import digest
 from proxy.engine import Engine, names_of
 
 if TYPE_CHECKING:
+    from proxy.api.read import ModelRequest
     from proxy.engines import Engines
 
 
@@ -18,6 +21,18 @@ async def wake(engines: Engines, model: str | None, door: str) -> None:
         engine = engines.pick(model, door)
         if engine.wake is not None:
             await engine.wake()
+
+
+def of_its_model(engines: Engines, request: ModelRequest) -> ModelRequest:
+    """The request, its model a part of its base where several are served: the same words to another model are another
+    conversation."""
+    name, p = request.model, request.prompt
+    model = next((e.model for e in engines.all if isinstance(name, str) and name in names_of(e)), "")
+    if not model or len({e.model for e in engines.all} - {""}) == 1:
+        return request
+    key = model.encode()
+    chain = tuple(digest(link, key) for link in p.chain)
+    return replace(request, prompt=replace(p, params=digest(p.params, key), chain=chain))
 
 
 def template_of(engines: Engines, model: object) -> TemplateFacts | None:

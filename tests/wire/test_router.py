@@ -71,6 +71,25 @@ async def test_a_request_chooses_its_model(swapped: Wire, swap: FakeSwap) -> Non
     assert {name: e["unloaded"] for name, e in state.items()} == {"engine0/one": False, "engine0/two": True}
 
 
+@pytest.mark.parametrize("mode", ["repair", "observe"])
+async def test_the_same_words_to_two_models(mode: str, swapped: Wire) -> None:
+    """Two conversations, also where no session is named; each goes on where it was."""
+
+    async def ask(model: str, *more: str) -> tuple[str, str]:
+        body = {**chat("the same words " * 40, *more), "model": model}
+        assert (await swapped.post(CHAT, body, headers={"x-slotkeeper-mode": mode})).status_code == 200
+        newest = (await swapped.records())[0]
+        return newest["match"], newest["line"]
+
+    new, lines = [await ask(model) for model in LONG], []
+    assert [match for match, _ in new] == ["new", "new"]
+    for model in LONG:
+        match, line = await ask(model, REPLY, "go on")
+        assert match == "extends"
+        lines.append(line)
+    assert lines == [line for _, line in new] and len(set(lines)) == 2
+
+
 async def test_looking_touches_no_model(swapped: Wire, swap: FakeSwap) -> None:
     """Neither one that is not loaded nor, once idle, one that is: its `ttl` runs on."""
     await turn(swapped, "one")
