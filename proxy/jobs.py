@@ -240,7 +240,8 @@ class Jobs:
         same = [job for job in self._open if is_same(job.request, request)]
         if same and not any(job.has_left for job in same):
             await asyncio.sleep(LEAVING_SECONDS)
-        return next((job for job in same if job.has_left and not job.task.done()), None)
+        # One that is being ended has no answer for anybody.
+        return next((j for j in same if j.has_left and not j.task.done() and not j.task.cancelling()), None)
 
 
 def is_same(a: ModelRequest, b: ModelRequest) -> bool:

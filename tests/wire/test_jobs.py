@@ -346,6 +346,18 @@ async def test_stopping_ends_what_nobody_waits_for(wire: Wire, fake: FakeLlama) 
     await within(fake.abandoned(1))
 
 
+async def test_nobody_joins_what_is_being_ended(wire: Wire, fake: FakeLlama) -> None:
+    """Between its cancellation and its end, which may wait for the engine."""
+    client, _ = await at(wire, fake, 150)
+    await client.leave()
+    await has_left(wire)
+    (job,) = wire.service.jobs
+    assert await wire.service.jobs.find(job.request) is job
+    job.task.cancel()
+    assert await wire.service.jobs.find(job.request) is None
+    await within(fake.abandoned(1))
+
+
 async def test_answers_in_one_piece_are_cancelled(wire: Wire, fake: FakeLlama) -> None:
     """Of a request that had to be asked for whole nobody knows where its prompt ends."""
     cue = Cue(hold_before=asyncio.Event())
