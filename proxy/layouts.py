@@ -12,6 +12,7 @@ import structlog
 
 from policies.layout import Laid, Learned, Value, described, lay_out, learn, order_tools, tool_key
 from policies.layout_rules import RULES, Rule
+from policies.layout_text import lines_of
 from policies.types import digest
 
 log = structlog.get_logger(__name__)
@@ -206,9 +207,13 @@ class Layouts:
 
 
 def _wording(bases: Sequence[tuple[str, ...]], texts: tuple[str, ...]) -> list[Learned]:
-    """Spans of words that are nobody's edit: they are others in each of EVIDENT texts that are otherwise one."""
-    found = [replace(span, name="") for other in bases for span in learn(other, texts, 1, wording=True) or ()]
-    return [span for number, span in enumerate(found, 1) if found[:number].count(span) == EVIDENT - 1]
+    """Spans of words that are nobody's edit: they have EVIDENT versions in texts that are otherwise one."""
+    versions: dict[Learned, set[str]] = {}
+    for other in bases:
+        for span in learn(other, texts, 1, wording=True) or ():
+            words = {text[start:end] for text in (*other, *texts) for start, end in lines_of(text, span)}
+            versions.setdefault(replace(span, name=""), set()).update(words)
+    return [span for span, words in versions.items() if len(words) >= EVIDENT]
 
 
 def opening_of(messages: Sequence[Json], first_user: int | None) -> range:

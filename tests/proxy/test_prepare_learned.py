@@ -31,6 +31,17 @@ def test_an_edited_instruction_stays_where_it_is() -> None:
     assert "green" in sent(fourth)[1]["content"]
 
 
+def test_an_instruction_that_was_edited_once_stays_where_it_is_though_other_words_changed_as_well() -> None:
+    def said(place: str, style: str) -> Json:
+        lines = f"The lamp stands {place}.\nAnswer in {style} for people.\n" + "Be kind.\n" * 20
+        return {"role": "system", "content": lines}
+
+    talk = Talk()
+    for place, style in (("here", "short words"), ("over there", "short words"), ("nowhere", "rhymes only")):
+        newest = talk.send([said(place, style), user(place)])
+    assert "Answer in rhymes only for people." in sent(newest)[0]["content"]
+
+
 def test_an_instruction_that_is_edited_in_a_conversation_is_a_branch() -> None:
     """The model reads the new words where they stand, and the old ones nowhere."""
     talk, history = Talk(), [user("one"), answer(), user("two")]
