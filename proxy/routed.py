@@ -50,6 +50,9 @@ class Fleet:
     """One model after another: each may push out the one before."""
     _wanted: Counter[str] = field(default_factory=Counter)
     """Requests that wait for a model."""
+    _leaving: frozenset[str] = frozenset()
+    """Models that may be pushed out now: a request for one would have the router load it again at once, and push out
+    the one that is being loaded."""
 
     async def look(self) -> None:
         """Compares with what the router says: models that are new, gone, loaded, unloaded. Wakes nothing."""
@@ -68,7 +71,7 @@ class Fleet:
     async def wake(self, engine: Engine) -> None:
         """Returns once its model is loaded and its slots are known. Raises SlotkeeperError."""
         await self.look()
-        if engine.ready or engine.model not in self._members:
+        if (engine.ready and engine.model not in self._leaving) or engine.model not in self._members:
             return
         settings = self.engines.settings
         if (n := self._wanted.total()) >= settings.max_waiting:
@@ -155,16 +158,24 @@ class Fleet:
     async def _load(self, engine: Engine) -> SlotkeeperError | None:
         """Why it could not be loaded."""
         async with self._loading:
-            if engine.unloaded:
-                await self._keep_others(engine)
-                try:
-                    await self.router.load(engine.model)
-                except EngineError as error:
-                    return as_ours(error)
-                finally:
-                    await self.look()
+            if engine.ready:
+                return None  # what was to push it out did not
+            try:
+                if engine.unloaded:
+                    await self._keep_others(engine)
+                    await self._load_unloaded(engine)
+            except EngineError as error:
+                return as_ours(error)
+            finally:
+                self._leaving = frozenset()
             await self.engines.attach(engine, self.spec)
         return None
+
+    async def _load_unloaded(self, engine: Engine) -> None:
+        try:
+            await self.router.load(engine.model)
+        finally:
+            await self.look()
 
     async def _keep_others(self, engine: Engine) -> None:
         """A router that is full pushes out what is idle: saved first, as nobody else would. One that has requests is
@@ -177,6 +188,7 @@ class Fleet:
             if engine.clock() > deadline:
                 break
             await asyncio.sleep(LOOK_SECONDS)
+        self._leaving = frozenset(e.model for e in others)
         for other in others:
             try:
                 await save_idle(other, self.engines.beliefs, "loss", [])

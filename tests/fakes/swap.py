@@ -6,6 +6,7 @@ right one), docs/configuration.md (`ttl`: unloaded after so many seconds without
 `/running` its fields `model`, `state` and `ttl`. It starts nothing: a model is a FakeLlama, empty again when unloaded.
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Self
@@ -24,6 +25,9 @@ class FakeSwap:
         self.n_looks = 0
         self.cannot_load = self.is_gone = False
         self.ttl = 0
+        self.may_load = asyncio.Event()
+        """Cleared: a model that is to be loaded waits, and the one before it still answers."""
+        self.may_load.set()
         self._server = Server(self._handle)
 
     @property
@@ -62,6 +66,7 @@ class FakeSwap:
         if self.cannot_load and self.loaded != model:
             return await answer.whole(500, b"unable to start process", "text/plain")
         if self.loaded != model:
+            await self.may_load.wait()
             self.unload()
             self.loaded = model
         await self.models[model]._handle(replace(request, path="/" + "/".join(rest)), answer)

@@ -143,6 +143,27 @@ async def test_an_answer_ends_before_its_model_is_pushed_out(swapped: Wire, swap
     assert int(back["cache_n"]) > held
 
 
+async def test_nobody_asks_a_model_that_is_being_pushed_out(swapped: Wire, swap: FakeSwap) -> None:
+    """The router would load it again at once, and push out the one that it was loading."""
+    one = swap.models["one"]
+    await turn(swapped, "one")
+    n_asked = len(one.model_requests)
+    swap.may_load.clear()
+    other = asyncio.create_task(turn(swapped, "two"))
+
+    async def is_loading() -> bool:
+        return any(model == "two" for model, _ in swap.touched)
+
+    await until(is_loading)
+    back = asyncio.create_task(turn(swapped, "one", REPLY, "and now"))
+    await looked(swap)
+    await looked(swap)
+    assert (len(one.model_requests), back.done(), swap.loaded) == (n_asked, False, "one")
+    swap.may_load.set()
+    assert (await other)["x-slotkeeper-placement"] == "cold"
+    assert (await back)["x-slotkeeper-placement"] == "restore"
+
+
 async def test_a_model_that_cannot_be_loaded(swapped: Wire, swap: FakeSwap) -> None:
     """The client is told in its dialect, and the next request tries again."""
     swap.cannot_load = True
