@@ -156,7 +156,7 @@ class LlamaClient:
         """GET /metrics, Prometheus text, at most MOST_METRICS_BYTES of it. EngineRefused(501) without `--metrics`."""
         found = bytearray()
         try:
-            async with asyncio.timeout(ASK_SECONDS), self.stream("GET", "/metrics", b"") as response:
+            async with asyncio.timeout(ASK_SECONDS), self._own_stream("GET", "/metrics", b"") as response:
                 async for chunk in chunks_of(response):
                     found += chunk
                     if len(found) > MOST_METRICS_BYTES:

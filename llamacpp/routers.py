@@ -123,7 +123,8 @@ class _RoutedClient(LlamaClient):
         return await super().request(method, path, content=content, params=named, headers=headers, seconds=seconds)
 
     def _own_stream(self, method: str, path: str, content: bytes) -> AbstractAsyncContextManager[httpx.Response]:
-        return self.stream(method, f"{path}?autoload=false", content)
+        name = "" if content else f"&model={quote(self._model, safe='')}"
+        return self.stream(method, f"{path}?autoload=false{name}", content)
 
     def _named(self, content: bytes) -> bytes:
         try:

@@ -95,8 +95,10 @@ async def test_a_request_names_its_model_and_a_question_loads_none(fake: FakeRou
         await response.aread()
     with pytest.raises(EngineBroken):
         await client.prime(0, b"")
+    await client.metrics()
     await client.aclose()
-    asked, saved, sent, primed = fake.passed
+    asked, saved, sent, primed, counted = fake.passed
+    assert (counted.path, counted.query) == ("/metrics", {"model": "a", "autoload": "false"})
     assert asked.query == {"model": "a", "autoload": "false"}
     assert saved.query == {"action": "save", "model": "a", "autoload": "false"}
     assert orjson.loads(saved.content) == {"filename": "x.bin", "model": "a"}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp.errors import EngineRefused
 from proxy.config import load
 from proxy.doctor import alone
 from proxy.engine import Engine
@@ -101,6 +102,8 @@ async def test_looking_touches_no_model(swapped: Wire, swap: FakeSwap) -> None:
     await looked(swap)
     assert swap.touched == before
     swap.unload()
+    with pytest.raises(EngineRefused):
+        await engine.client.metrics()  # before it is noticed
     await looked(swap)
     assert (engine.ready, engine.unloaded, engine.table.used()) == (False, True, 0)
     for path in ("/metrics", "/v1/models", "/slotkeeper/state", "/readyz"):
