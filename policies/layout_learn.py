@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.layout_check import MAX_VALUE
-from policies.layout_shapes import DAY, MONTH
-from policies.layout_text import Learned, instructions_at, lines_of
+from policies.layout_text import Learned, has_shape, instructions_at, lines_of
 from policies.prefix import common
 
 MAX_SPANS = 16
@@ -19,17 +18,12 @@ MIN_EQUAL_IN_LINE = 0.5
 """The same between two requests of one conversation: it goes on for certain, and short prompts differ in much."""
 MIN_CONTEXT = 4
 """Letters and digits that have to stand beside a span on its line, or nothing says where it belongs."""
-MAX_WORDS = 3
-"""Words of a labelled value without a digit or sign ("Mode: plan"). More are a sentence, and a changed sentence is what
-somebody wants of the model: it is the client's edit."""
+WORDS_CONTEXT = 12
+"""The same for words in place of a value: "- Never" alone says nothing of what follows."""
 MAX_NOTE = 300
 """Characters of a changed line that are told whole; of a longer one only what is near the change."""
 
 _WORD = re.compile(r"[\w.:%/+-]")
-_SIGN = re.compile(r"\d|[/\\@#%~$_=]|\[\[")
-"""A digit, or what paths, names of things and meters are written with; or a placeholder, which was volatile before."""
-_CALENDAR = re.compile(rf"[\W]*(?:{DAY}|{MONTH})[\W]*", re.IGNORECASE)
-_LABELLED = re.compile(r"(\W{0,8}\w[^:=>.!?]{0,40}[:=>])(.*)")
 _OWN = re.compile(r"\[\[value_\d+(?:_\d+)?\]\]")
 """Placeholders of learned values. On a line that is learned anew they are part of what changes, and the wider span
 counts from then on (`policies/layout_text`): two days of "Montag, 10:00" have one base though the hours came first."""
@@ -64,10 +58,11 @@ def learn(
     line looks like.
     """
     changes = _changes(old_texts, new_texts, MIN_EQUAL)
-    if not changes or not all((wording or _is_volatile(change)) and _is_plain(change) for change in changes):
+    if not changes or not all(_is_plain(change, wording=wording) for change in changes):
         return None
     learned = tuple(
-        Learned(change.prefix, change.suffix, f"value_{number}") for number, change in enumerate(changes, first_number)
+        Learned(change.prefix, change.suffix, f"value_{number}", wording and not _is_volatile(change))
+        for number, change in enumerate(changes, first_number)
     )
     unique = all(_is_the_one(known, texts) for known in learned for texts in (old_texts, new_texts))
     return learned if unique else None
@@ -129,15 +124,7 @@ def _spans(change: _Change) -> list[str]:
 
 
 def _is_volatile(change: _Change) -> bool:
-    """Whether the change looks like a value rather than like other words for the model: a figure, a path, a name with
-    signs in it, a day or month, or a few words that are all of a labelled line."""
-    spans = _spans(change)
-    if any(map(_SIGN.search, spans)) or all(map(_CALENDAR.fullmatch, spans)):
-        return True
-    lines = [_LABELLED.fullmatch(line) for line in (change.old, change.new)]
-    if lines[0] is None or lines[1] is None or lines[0][1] != lines[1][1]:
-        return False
-    return all(len(re.findall(r"\w+", line[2])) <= MAX_WORDS for line in lines if line)
+    return all(map(has_shape, _spans(change)))
 
 
 def _is_clear(change: _Change, texts: Sequence[str]) -> bool:
@@ -147,14 +134,17 @@ def _is_clear(change: _Change, texts: Sequence[str]) -> bool:
     return is_short and not is_cut and [line for text in texts for line in text.split("\n")].count(change.old) == 1
 
 
-def _is_plain(change: _Change) -> bool:
-    """Short spans without placeholders, with enough beside them to know the line again."""
+def _is_plain(change: _Change, *, wording: bool) -> bool:
+    """Short spans without placeholders, with enough beside them to know the line again; values, or words if wanted."""
+    is_volatile = _is_volatile(change)
+    if not is_volatile and not wording:
+        return False
     spans = [_OWN.sub("", span) for span in _spans(change)]
     beside = change.prefix + change.suffix
     if change.prefix.rfind("[[") > change.prefix.rfind("]]"):  # within a placeholder
         return False
     return all(0 < len(span) <= MAX_VALUE and "[[" not in span and "]]" not in span for span in spans) and (
-        sum(map(str.isalnum, beside)) >= MIN_CONTEXT
+        sum(map(str.isalnum, beside)) >= (MIN_CONTEXT if is_volatile else WORDS_CONTEXT)
     )
 
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import AnyStr
 
 from policies.layout_check import MAX_BLOCK, MAX_LINE, MAX_VALUE, Action, Rule, compiled, line_limit, shape_of
+from policies.layout_shapes import DAY, MONTH
 
 MIN_PATH = 4
 """Characters of the shortest path that is replaced wherever it stands; "/" or "C:" alone would hit too much."""
@@ -24,6 +25,11 @@ _EVERYWHERE = frozenset("/tmp /var /var/tmp /usr /etc /opt /mnt /home /root /dev
 """Paths that stand in static texts, too: only replaced where a rule finds them."""
 MAX_PASSES = 4
 """Times that the rules are applied; the second one finds nothing, as a rule."""
+MAX_WORDS = 4
+"""Words of a value without figures and signs; more are a sentence."""
+_SIGN = re.compile(r"\d|[/\\@#%~$_=]|\[\[")
+"""A digit, or what paths, names of things and meters are written with; or a placeholder, which was volatile before."""
+_CALENDAR = re.compile(rf"[\W]*(?:{DAY}|{MONTH})[\W]*", re.IGNORECASE)
 _LITERAL = re.compile(r"\[\[[^\[\]\n]{1,60}\]\]")
 
 
@@ -38,11 +44,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A value found by difference: it stands between `prefix` and `suffix` on the one text line that has both."""
+    """A value found by difference: it stands between `prefix` and `suffix` on the one text line that has both, and is
+    shaped like a value or, where `is_words`, a few words."""
 
     prefix: str
     suffix: str
     name: str
+    is_words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +313,14 @@ def _by_difference(texts: Sequence[str], learned: Sequence[Learned]) -> list[Spa
     return spans
 
 
+def has_shape(text: str) -> bool:
+    """Whether it looks like a value rather than like words for the model: a day or month, or at least every other word
+    is a figure, a path or a name with signs in it."""
+    words = text.split()
+    n_signed = sum(_SIGN.search(word) is not None for word in words)
+    return 2 * n_signed >= len(words) > 0 or _CALENDAR.fullmatch(text) is not None
+
+
 def lines_of(text: str, known: Learned) -> Iterator[tuple[int, int]]:
     """Where a value may stand between the prefix and the suffix of `known` on one line of `text`."""
     for i in _places(text, known.prefix) if known.prefix else (start for start, _ in _lines(text, len(text))):
@@ -312,8 +328,11 @@ def lines_of(text: str, known: Learned) -> Iterator[tuple[int, int]]:
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
         is_line = (i == 0 or text[i - 1] == "\n") and text.endswith(known.suffix, start, end)
-        if is_line and start < end - len(known.suffix) <= start + MAX_VALUE:
-            yield start, end - len(known.suffix)
+        end -= len(known.suffix)
+        if not is_line or not start < end <= start + MAX_VALUE:
+            continue
+        if has_shape(text[start:end]) or (known.is_words and len(text[start:end].split()) <= MAX_WORDS):
+            yield start, end
 
 
 def _overlaps(span: Span, spans: Sequence[Span]) -> bool:

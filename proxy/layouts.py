@@ -44,8 +44,8 @@ MOST_TOOLS = 2048
 """Tool lists and definitions per tenant; an agent has a handful of lists of 4 to 40 tools."""
 MOST_BASES = 16
 """System texts per tenant that a new one is compared with."""
-EVIDENT = 3
-"""Versions of a span of plain words after which it is volatile. A person who edits an instruction changes it once."""
+EVIDENT = 5
+"""Versions of a span of plain words after which it is volatile. A person edits an instruction once or twice."""
 MOST_LEARNED = 64
 """Spans per tenant that were found to change; more of them is an agent that no rule can help."""
 
@@ -239,7 +239,7 @@ def _to_blob(known: _Tenant) -> bytes:
             "orders": [[key.hex() for key in order] for order in known.orders],
             "spelled": {key.hex(): tool for key, tool in known.spelled.items()},
             "bases": known.bases,
-            "learned": [[span.prefix, span.suffix, span.name] for span in known.learned],
+            "learned": [[span.prefix, span.suffix, span.name, span.is_words] for span in known.learned],
         }
     )
 
@@ -250,5 +250,5 @@ def _from_blob(blob: bytes) -> _Tenant:
         orders=[tuple(bytes.fromhex(key) for key in order) for order in found["orders"]],
         spelled={bytes.fromhex(key): tool for key, tool in found["spelled"].items()},
         bases=[tuple(map(str, texts)) for texts in found["bases"]],
-        learned=tuple(Learned(*map(str, entry)) for entry in found["learned"]),
+        learned=tuple(Learned(*entry) for entry in found["learned"]),
     )

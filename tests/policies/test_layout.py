@@ -161,16 +161,25 @@ def test_parts_stay_parts_and_other_keys_stay() -> None:
 
 def test_a_learned_line_gives_its_value_out_once() -> None:
     known = Learned("Mood of the day: ", " (random)", "value_1")
-    laid = lay_out([{"role": "system", "content": "A\nMood of the day: fine (random)\nB"}], None, learned=[known])
+    laid = lay_out([{"role": "system", "content": "A\nMood of the day: fine-7 (random)\nB"}], None, learned=[known])
     assert laid.leading[0]["content"] == "A\nMood of the day: [[value_1]] (random)\nB"
-    assert laid.values == (Value("value_1", "fine", "move"),)
+    assert laid.values == (Value("value_1", "fine-7", "move"),)
     assert lay_out(laid.leading, None, learned=[known]).values == ()
     for text in (
-        "Mood of the day: " + "x" * 201 + " (random)",
-        "Mood of the day: a (random)\n" * 2,
-        "Mood of the day: a",
+        "Mood of the day: " + "7" * 201 + " (random)",
+        "Mood of the day: 7 (random)\n" * 2,
+        "Mood of the day: 7",
+        "Mood of the day: fine (random)",
+        "Mood of the day: never more than 7 files (random)",
     ):
         assert lay_out([{"role": "system", "content": text}], None, learned=[known]).values == ()
+
+
+def test_learned_words_are_few() -> None:
+    known = Learned("The mood of the day is ", "", "value_1", is_words=True)
+    for mood, is_moved in (("fine", True), ("neither good nor bad", True), ("what you make of it", False), ("7", True)):
+        text = f"A\nThe mood of the day is {mood}\nB"
+        assert bool(lay_out([{"role": "system", "content": text}], None, learned=[known]).values) is is_moved
 
 
 def test_users_rules_for_tools_leave_the_system_text_alone() -> None:

@@ -30,7 +30,7 @@ def test_a_span_on_one_line_is_learned_as_whole_words() -> None:
 
 
 def test_several_lines_in_several_messages_are_numbered_in_order() -> None:
-    old, new = [*with_line("Mood: a\nLuck: 1 %"), "Seat 3"], [*with_line("Mood: b\nLuck: 22 %"), "Seat 4"]
+    old, new = [*with_line("Mood: 7\nLuck: 1 %"), "Seat 3"], [*with_line("Mood: 8\nLuck: 22 %"), "Seat 4"]
     assert learn(old, new, 1) == (
         Learned("Mood: ", "", "value_1"),
         Learned("Luck: ", " %", "value_2"),
@@ -53,7 +53,7 @@ def test_what_is_no_small_difference_is_not_learned() -> None:
 
 
 def test_within_a_conversation_whole_lines_and_more_of_a_short_text_may_change() -> None:
-    for old, new in (("calm-1", "calm-2"), ("Mood: calm", "Mood:"), ("Mood:", "Mood: calm")):
+    for old, new in (("calm-1", "calm-2"), ("/a/b", "/c")):
         assert learn(with_line(old), with_line(new), 1) is None
         assert changed_lines(with_line(old), with_line(new)) == [(old, new)]
     assert changed_lines(["Now 1234567890.\nBe kind."], ["Now 2345678901.\nBe kind."]) is not None
@@ -64,7 +64,7 @@ def test_within_a_conversation_whole_lines_and_more_of_a_short_text_may_change()
 def test_many_spans_are_another_prompt() -> None:
     for n, is_learned in ((16, True), (17, False)):
         old, new = (
-            "".join(f"Line {a}, number: {mark}\n" for a in string.ascii_lowercase[:n]) + HEAD * 2 for mark in "xy"
+            "".join(f"Line {a}, number: {mark}\n" for a in string.ascii_lowercase[:n]) + HEAD * 2 for mark in "12"
         )
         assert (learn([old], [new], 1) is not None) == is_learned
 
@@ -101,6 +101,10 @@ def test_what_changes_around_a_learned_value_is_learned_with_it() -> None:
         ("Style: four spaces, double quotes.", "Style: tabs only, double quotes."),
         ("Rule: never delete files of mine", "Rule: delete files of mine freely"),
         ("Answer in French", "Answer in German"),
+        ("Mode: plan", "Mode: build"),
+        ("- Never touch src/old.py", "- Never commit to main; ask first."),
+        ("- Never delete more than 5 files", "- Never ask more often than 2 times"),
+        ("- Keep a log in docs/log.md", ""),
     ],
 )
 def test_other_wording_is_the_clients_edit(old: str, new: str) -> None:
@@ -113,14 +117,13 @@ def test_other_wording_is_the_clients_edit(old: str, new: str) -> None:
     ("old", "new"),
     [
         ("It is monday today.", "It is Tuesday today."),
-        ("Mode: plan", "Mode: build"),
-        ("- **Branch:** `main`", "- **Branch:** `fix/it`"),
-        ("<mood>calm</mood>", "<mood>rather wild</mood>"),
+        ("- **Branch:** `fix/that`", "- **Branch:** `fix/it`"),
         ("You work in /home/ann/repo now", "You work in /srv/bob now"),
-        ("You have ten tokens left", "You have 9 tokens left"),
+        ("You have 10 tokens left", "You have 9 tokens left"),
+        ("cpu 12 %, disk 3 %, ok", "cpu 40 %, disk 35 %, ok"),
     ],
 )
-def test_a_value_is_known_by_its_shape_or_its_label(old: str, new: str) -> None:
+def test_a_value_is_known_by_its_shape(old: str, new: str) -> None:
     assert changed_lines(with_line(old), with_line(new)) == [(old, new)]
     assert learn(with_line(old), with_line(new), 1) is not None
 
@@ -146,21 +149,15 @@ def test_of_a_long_line_an_excerpt_is_told() -> None:
 words = st.text("a1 /:[", min_size=1, max_size=8)
 
 
+values = st.from_regex(r"[a1/]{0,3}1[a:/]{0,3}", fullmatch=True)
+
+
 @settings(deadline=None)
-@given(st.lists(words, max_size=4), words, words)
+@given(st.lists(words, max_size=4), values, values)
 def test_what_is_learned_makes_both_texts_one(lines: list[str], one: str, other: str) -> None:
     old, new = (with_line("\n".join([*lines, f"Mood is {mark} today"])) for mark in (one, other))
     learned = learn(old, new, 1)
-    if learned is None:
-        is_wording = not set("1/") & set(one + other)
-        assert one.split() == other.split() or is_wording or "[" in one + other or one.isspace() or other.isspace()
-        return
-    both = [lay_out([{"role": "system", "content": text[0]}], None, learned=learned) for text in (old, new)]
+    assert (learned is None) == (one == other)
+    both = [lay_out([{"role": "system", "content": text[0]}], None, learned=learned or ()) for text in (old, new)]
     assert both[0].leading == both[1].leading
-    assert [each.values[0].text for each in both] != [one, one]
-
-
-def test_a_word_without_end_is_not_walked() -> None:
-    """A line of megabytes costs a comparison, not a step per character."""
-    change = _change(0, "x" * 100_000 + "1" + "y" * 100_000, "x" * 100_000 + "2" + "y" * 100_000)
-    assert (change.start, change.tail) == (100_000 - MAX_VALUE, 100_000 - MAX_VALUE)
+    assert one == other or [[value.text for value in each.values] for each in both] == [[one], [other]]

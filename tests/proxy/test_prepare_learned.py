@@ -21,14 +21,23 @@ def test_a_span_that_no_rule_knows_is_learned_between_sessions() -> None:
 
 
 def test_an_edited_instruction_stays_where_it_is() -> None:
-    """Words are what the model is told to do. Only when they are others for the third time it is nobody's edit."""
+    """Words are what the model is told to do. Only when they are others for the fifth time it is nobody's edit."""
     talk = Talk()
-    for color in ("orange", "violet", "orange", "violet"):
+    for color in ("orange", "violet", "orange", "violet", "yellow", "orange", "black"):
         assert sent(talk.send([lamp(color), user(f"with {color}")]))[0] == lamp(color)
-    assert sent(talk.send([lamp("yellow"), user("three")]))[0] != lamp("yellow")
-    fourth = talk.send([lamp("green"), user("four")])
-    assert sent(fourth)[0] == sent(talk.send([lamp("blue"), user("five")]))[0]
-    assert "green" in sent(fourth)[1]["content"]
+    assert sent(talk.send([lamp("white"), user("white")]))[0] != lamp("white")
+    green = talk.send([lamp("green"), user("four")])
+    assert sent(green)[0] == sent(talk.send([lamp("blue"), user("five")]))[0]
+    assert "green" in sent(green)[1]["content"]
+
+
+def test_what_was_learned_takes_no_other_instruction_apart() -> None:
+    """A path was edited, then the line was another: its words stand where they stood."""
+    talk = Talk()
+    for line in ("- Never touch src/old.py", "- Never touch src/new_2.py", "- Never commit to main; ask first."):
+        base = {"role": "system", "content": f"You help.\nBe kind.\n{line}\nWrite code.\nBe brief."}
+        newest = talk.send([base, user(line)])
+    assert sent(newest)[0] == base
 
 
 def test_an_instruction_that_was_edited_once_stays_where_it_is_though_other_words_changed_as_well() -> None:
@@ -37,7 +46,8 @@ def test_an_instruction_that_was_edited_once_stays_where_it_is_though_other_word
         return {"role": "system", "content": lines}
 
     talk = Talk()
-    for place, style in (("here", "short words"), ("over there", "short words"), ("nowhere", "rhymes only")):
+    places = [(place, "short words") for place in ("here", "over there", "behind", "high up")]
+    for place, style in (*places, ("nowhere", "rhymes only")):
         newest = talk.send([said(place, style), user(place)])
     assert "Answer in rhymes only for people." in sent(newest)[0]["content"]
 
@@ -82,9 +92,9 @@ def test_a_span_that_no_rule_knows_changes_within_a_line() -> None:
     four = talk.send([base("violet-2"), *history, answer(), user("three"), answer(), user("four")])
     assert is_prefix(three, four)
     assert text(four).count("violet") == 1
-    five = talk.send([base("orange"), *history, answer(), user("three"), answer(), user("four"), answer(), user("x")])
+    five = talk.send([base("orange-3"), *history, answer(), user("three"), answer(), user("four"), answer(), user("x")])
     assert is_prefix(four, five)
-    assert "orange" in sent(five)[-1]["content"]
+    assert "orange-3" in sent(five)[-1]["content"]
 
 
 def test_asked_again_when_a_value_has_changed() -> None:
