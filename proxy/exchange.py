@@ -158,6 +158,7 @@ class Exchange:
 
     async def _serve(self, engine: Engine, line: Line, prepared: Prepared) -> None:
         self.request, found, self._ledger = prepared.request, prepared.found, prepared.ledger
+        self.service.show(self.record.id, self.request.body, sent=True)
         self._describe(engine, line, found)
         want = self._want(engine, line, found)
         if not want.is_hot:

@@ -55,6 +55,8 @@ def _told(request: dict[str, Any]) -> Text:
     else:
         cost = f"{request['reprocessed']:,} tokens could have been reused"
         lines.append(plain(f"  cause      {request['cause']}: {cost}"))
+    if request["repairs"]:
+        lines.append(plain(f"  repaired   {', '.join(dict.fromkeys(request['repairs']))}"))
     if "outcome" in request["compaction"]:  # else something was tried in vain
         lines.append(plain(f"  compacted  {_compacted(request['compaction'])}"))
     found = request["divergence"]

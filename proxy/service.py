@@ -67,7 +67,7 @@ class Service:
     explainer: Explainer = field(init=False)
     engine_metrics: EngineMetrics = field(init=False)
     _dropped: set[str] = field(default_factory=set)
-    _bodies: OrderedDict[str, Json] = field(default_factory=OrderedDict)
+    _bodies: OrderedDict[str, dict[str, Json]] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self.engine_metrics = EngineMetrics(self.tasks)
@@ -146,23 +146,27 @@ class Service:
         for exchange in list(self.running):
             exchange.end(ShuttingDown("Slotkeeper is stopping; send the request again in a moment.", retry_after=5))
 
-    def show(self, request: str, body: Json) -> None:
-        """Keeps a request's body for /slotkeeper/requests/ID, in memory, with --show-prompts only."""
-        if self.settings.show_prompts:
-            self._bodies[request] = body
-            while len(self._bodies) > MOST_BODIES:
-                self._bodies.popitem(last=False)
+    def show(self, request: str, body: Json, *, sent: bool = False) -> None:
+        """Keeps a request's body for /slotkeeper/requests/ID, in memory, with --show-prompts only: the client's own
+        and, where another one was `sent` in its place, that as well."""
+        if not self.settings.show_prompts:
+            return
+        kept = self._bodies.setdefault(request, {"body": body})
+        if sent and body is not kept["body"]:
+            kept["sent"] = body
+        while len(self._bodies) > MOST_BODIES:
+            self._bodies.popitem(last=False)
 
     def body_of(self, request: str) -> Json | None:
-        """A request's body, if it may be shown and is still kept."""
-        return self._bodies.get(request)
+        """A client's body, if it may be shown and is still kept."""
+        return self._bodies.get(request, {}).get("body")
 
     def described(self, record: Record) -> Json:
         """A request for its tenant: positions and hashes, and the body where prompts may be shown."""
         shown = {**record.to_json(), "tenant": owner(record.tenant)}
         if self.settings.show_prompts and (explained := self.explainer.get(record.id)):
             shown["texts"] = texts_of(explained)
-        return {**shown, "body": self._bodies[record.id]} if record.id in self._bodies else shown
+        return shown | self._bodies.get(record.id, {})
 
     def recall(self, found: list[dict[str, Any]]) -> None:
         """Requests of earlier runs, oldest first."""

@@ -161,3 +161,9 @@ def test_what_is_learned_makes_both_texts_one(lines: list[str], one: str, other:
     both = [lay_out([{"role": "system", "content": text[0]}], None, learned=learned or ()) for text in (old, new)]
     assert both[0].leading == both[1].leading
     assert one == other or [[value.text for value in each.values] for each in both] == [[one], [other]]
+
+
+def test_a_word_without_end_is_not_walked() -> None:
+    """A line of megabytes costs a comparison, not a step per character."""
+    change = _change(0, "x" * 100_000 + "1" + "y" * 100_000, "x" * 100_000 + "2" + "y" * 100_000)
+    assert (change.start, change.tail) == (100_000 - MAX_VALUE, 100_000 - MAX_VALUE)

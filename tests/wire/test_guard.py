@@ -214,6 +214,20 @@ async def test_prompts_are_shown_only_on_demand(shown: bool, serve: Serve, fake:
     assert ("a secret word" in report) is shown
 
 
+async def test_what_was_sent_in_a_prompts_place_is_shown(serve: Serve, fake: FakeLlama) -> None:
+    """Whoever asks what the model was told is shown that, not only what the client said."""
+    wire = await serve(fake, show_prompts=True)
+    dated = {"messages": [{"role": "system", "content": "Today is 2026-11-30."}, {"role": "user", "content": "hi"}]}
+    for body, is_repaired in ((chat("as it is"), False), (dated, True)):
+        answer = await wire.post(CHAT, body)
+        report = (await wire.get(f"/slotkeeper/requests/{answer.headers['x-slotkeeper-request-id']}")).json()
+        assert report["body"]["messages"] == body["messages"]
+        assert ("sent" in report) is is_repaired
+    system, asked = report["sent"]["messages"]
+    assert system["content"] == "Today is [[date]]."
+    assert "2026-11-30" in asked["content"]
+
+
 async def test_what_one_tenant_rendered_helps_no_other(keyed: dict[str, Wire], fake: FakeLlama) -> None:
     """How much of a text is tokenised again would tell how much of it somebody else had sent."""
     long = "<|im_start|>word " * 300
