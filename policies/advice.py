@@ -73,7 +73,8 @@ IN_REPAIR: dict[Kind, str] = {
 
 BY_CAUSE: dict[Cause, str] = {
     Cause.EVICTED: "more room: a larger --ctx-size or --parallel, or fewer conversations at a time",
-    Cause.ENGINE_RESTART: "--persist (the default) keeps slot files; find out why the engine was restarted",
+    Cause.ENGINE_RESTART: "after a stop of yours nothing is to be done: what its slot file (--persist, the default) "
+    "does not hold is processed again; if the engine ended by itself, the log says why",
     Cause.CHECKPOINT_MISSING: "memory that cannot be rewound: --swa-full after -- for sliding windows, else more "
     "--ctx-checkpoints",
     Cause.RESTORE_INEFFECTIVE: "the slot file did not help this engine; it is not tried again for this prompt",

@@ -106,9 +106,9 @@ def _arguments(message: Message) -> Iterable[str]:
 
 def finished(summary: str, span: Sequence[Message], n_chars: int, notes: Sequence[str] = ()) -> str:
     """The text that takes the span's place: the summary, the identifiers that it left out, and `notes` that were told
-    in the span. `n_chars`: what a summary may have."""
+    in the span. `n_chars`: what a summary may have. One that begins with an earlier one has its heading once."""
     names = identifiers(span, n_chars // IDENTIFIER_PART, summary)
-    parts = [OPEN, summary.strip(), ALSO + ", ".join(names) if names else "", *notes]
+    parts = [OPEN, summary.strip().removeprefix(OPEN).lstrip(), ALSO + ", ".join(names) if names else "", *notes]
     return "\n".join(part for part in parts if part)
 
 

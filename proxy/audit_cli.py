@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
-from rich.text import Text
 
 from llamacpp.gguf import read_header
 from llamacpp.tokens import gguf_encoding, native_tokenizer
@@ -25,7 +24,13 @@ if TYPE_CHECKING:
 PATIENCE = 1.0
 """Seconds after which a progress bar is shown."""
 SHOWN = 48
-"""Characters of a text in a table."""
+"""Characters of a text of the trace that are shown."""
+UNCUT = 10_000
+"""Columns of a pipe: more than any line has."""
+PADDING = 2
+"""Blanks that rich puts around a cell."""
+LEAST_FIRST = 16
+"""Columns that a table's first column keeps on a narrow terminal."""
 
 
 def audit(
@@ -53,7 +58,8 @@ def audit(
         raise UsageError(f"{trace} holds no answered model request: nothing to tell.")
     if as_json:
         return print_json(report)
-    _print(Console(highlight=False), report)
+    # In a pipe nothing is cut: whoever reads it has no margin.
+    _print(Console(highlight=False, width=None if sys.stdout.isatty() else UNCUT), report)
 
 
 def _encoding(vocab: Path | None) -> "Encode | None":
@@ -98,26 +104,27 @@ def _print(out: Console, report: dict[str, Any]) -> None:
 
 
 def _print_rates(out: Console, report: dict[str, Any]) -> None:
-    table = _table("hit rate", "prompt tokens", "cached", "processed", "rate")
+    rows = []
     for name, rate in (("as it was", report["was"]), ("with repair", report["repaired"])):
         if rate is not None:
             numbers = (f"{rate[key]:,}" for key in ("prompt_tokens", "cached_tokens", "processed_tokens"))
-            table.add_row(name, *numbers, f"{100 * rate['hit_rate']:.1f} %" if rate["hit_rate"] is not None else "-")
-    out.print("", table)
+            rows.append((name, *numbers, f"{100 * rate['hit_rate']:.1f} %" if rate["hit_rate"] is not None else "-"))
+    _print_table(out, ("hit rate", "prompt tokens", "cached", "processed", "rate"), rows)
 
 
 def _print_bases(out: Console, report: dict[str, Any]) -> None:
-    table = _table("base", "requests", "tokens", "characters", "tools", "agent")
+    rows = []
     for base in report["bases"]:
         numbers = (f"{base[key]:,}" for key in ("requests", "tokens", "characters", "tools"))
-        table.add_row(plain(base["digest"][:12]), *numbers, plain(base["agent"] or "?"))
-    out.print("", table)
+        rows.append((base["digest"][:12], *numbers, base["agent"] or "?"))
+    _print_table(out, ("base", "requests", "tokens", "characters", "tools", "agent"), rows)
 
 
 def _print_divergences(out: Console, report: dict[str, Any]) -> None:
     if not report["divergences"]:
-        return out.print("", plain("No request departed from an earlier one: every history was only appended to."))
-    out.print("", Text("divergences, the dearest first", style="bold"))
+        words = "No request departed from an earlier one: every history was only appended to."
+        return out.print("", plain(words), sep="\n")
+    out.print("", plain("divergences, the dearest first", "bold"), sep="\n")
     for place in report["divergences"]:
         is_message = place["message"] is not None and place["section"] != "tools"
         message = f"message {place['message']} ({place['role']}), " if is_message else ""
@@ -135,11 +142,11 @@ def _print_divergences(out: Console, report: dict[str, Any]) -> None:
 
 
 def _print_parts(out: Console, report: dict[str, Any]) -> None:
-    table = _table("parts of the base (characters)", "requests", "static", "semi-static", "volatile")
+    rows = []
     for group in report["parts"]:
         sizes = (f"{group['characters'][key]:,}" for key in ("static", "semi-static", "volatile"))
-        table.add_row(plain(group["group"][:SHOWN]), f"{group['requests']:,}", *sizes)
-    out.print("", table)
+        rows.append((group["group"], f"{group['requests']:,}", *sizes))
+    _print_table(out, ("characters of bases", "requests", "static", "semi-static", "volatile"), rows)
     for group in report["parts"]:
         if group["changing"]:
             out.print("", plain(f"lines that change: {group['group'][:SHOWN]}", "bold"), sep="\n")
@@ -153,7 +160,11 @@ def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def _table(first: str, *others: str) -> Table:
-    return Table(
-        Column(first, overflow="ellipsis", no_wrap=True), *(Column(name, justify="right") for name in others), box=None
-    )
+def _print_table(out: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first column alone is cut, to what a narrow terminal leaves it: numbers are never."""
+    taken = sum(max(map(len, column)) + PADDING for column in list(zip(heads, *rows, strict=True))[1:])
+    first = Column(heads[0], overflow="ellipsis", no_wrap=True, max_width=max(LEAST_FIRST, out.width - taken - PADDING))
+    table = Table(first, *(Column(name, justify="right", no_wrap=True) for name in heads[1:]), box=None)
+    for row in rows:
+        table.add_row(*map(plain, row))
+    out.print("", table)

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +41,9 @@ ATTACH_SECONDS = 5.0
 """Most seconds for an engine that runs already."""
 
 
+_Work = Callable[[list[int]], Awaitable[None]]
+
+
 class DoctorDesk:
     """What is known of the engines, as dictionaries for JSON."""
 
@@ -48,10 +52,10 @@ class DoctorDesk:
         self._busy = asyncio.Lock()
 
     async def told(self, *, probe: bool = False, determinism: bool = False) -> dict[str, Any]:
-        """A report on every engine, after the probes that were asked for."""
+        """A report on every engine, after what was asked for. `done`: all of that could be tried."""
         async with self._busy:
             reports = [await self._one(e, probe=probe, determinism=determinism) for e in self._engines.all]
-        return {"engines": reports, "effective": all(r["effective"] for r in reports)}
+        return {"engines": reports, **{name: all(r.get(name, True) for r in reports) for name in ("effective", "done")}}
 
     async def _one(self, engine: Engine, *, probe: bool, determinism: bool) -> dict[str, Any]:
         if engine.unloaded:
@@ -59,12 +63,15 @@ class DoctorDesk:
         if not engine.ready:
             return {"name": engine.name, "effective": False, "findings": [_down(engine)], "plan": None, "command": None}
         notes: list[str] = []
-        compared = None
+        compared, is_done = None, True
         if probe:
-            await self._with_slots(engine, notes, lambda slots: probe_ways(self._engines, engine, slots, asked=True))
+            ways = partial(probe_ways, self._engines, engine, asked=True)
+            is_done = await self._with_slots(engine, notes, "--probe", ways)
         if determinism:
             compared = await self._compared(engine, notes)
-        return report(await asyncio.to_thread(facts_of, engine, self._engines.settings, compared, tuple(notes)))
+            is_done = is_done and compared is not None
+        found = report(await asyncio.to_thread(facts_of, engine, self._engines.settings, compared, tuple(notes)))
+        return {**found, "done": is_done}
 
     async def _compared(self, engine: Engine, notes: list[str]) -> tuple[Comparison, ...] | None:
         """Answers after a restore against answers without; None where that cannot be tried."""
@@ -84,18 +91,20 @@ class DoctorDesk:
             finally:
                 await asyncio.to_thread(file.unlink, missing_ok=True)
 
-        await self._with_slots(engine, notes, compare)
+        await self._with_slots(engine, notes, "--determinism", compare)
         return tuple(found) or None
 
-    async def _with_slots(self, engine: Engine, notes: list[str], work: Callable[[list[int]], Awaitable[None]]) -> None:
-        """`work` with up to two empty slots that nobody else can get meanwhile."""
+    async def _with_slots(self, engine: Engine, notes: list[str], asked: str, work: _Work) -> bool:
+        """`work` with up to two empty slots that nobody else can get meanwhile. False, and a note, when none are."""
         table = engine.table
         empty = [s for s in table.slots if s.is_idle and not s.n_tokens][::-1][:2] if engine.has_slots_endpoint else []
         if not empty or (table.capacity is not None and table.used() > table.capacity // 2):
+            why = "the context is more than half full" if empty else "no slot is empty, or the engine shows none"
             notes.append(
-                "Nothing was probed: no slot is empty, or the context is more than half full. Try again later."
+                f"Nothing was tried for {asked}: {why}. Idle conversations keep their slots, so that waiting frees "
+                f"none. Use an engine of its own (slotkeeper doctor {asked} --model FILE), or ask right after a start."
             )
-            return
+            return False
         for slot in empty:
             table.lease(slot)
         try:
@@ -104,6 +113,7 @@ class DoctorDesk:
             for slot in empty:
                 slot.clear()
                 table.release(slot)
+        return True
 
 
 def _down(engine: Engine) -> dict[str, str]:

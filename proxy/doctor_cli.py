@@ -54,7 +54,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Show what an engine really does, and what to change. Also what its flags cost. Exit code 1: caching is
-    ineffective.
+    ineffective, or what was asked for could not be tried.
 
     Asks the running server; with --upstream or --model, an engine of its own. After --: flags for llama-server.
     """
@@ -67,7 +67,7 @@ def doctor(
         print_json(answer)
     else:
         _print(answer)
-    if not answer["effective"]:
+    if not (answer["effective"] and answer["done"]):
         raise typer.Exit(FAILED)
 
 

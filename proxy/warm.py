@@ -77,7 +77,7 @@ class Warmer:
         asked = recorded(found)
         if asked is None or asked.dialect not in PATHS:
             raise BadRequest("This is no request with messages and tools: only their prompts begin with a base.")
-        headers, body, (door, path) = asked.headers, asked.body, PATHS[asked.dialect]
+        headers, body, (door, path) = asked.headers, _with_question(asked.body), PATHS[asked.dialect]
         mode = self._service.settings.mode
         told = Told(headers, mode, self._service.normals)
         request = read(door, path, orjson.dumps(body), identity(tenant, headers), told)
@@ -224,6 +224,16 @@ class IdleWarmer:
 
 class Interrupted(Exception):
     """Somebody came while a base was processed in idle time."""
+
+
+def _with_question(body: Json) -> Json:
+    """A body that asks something. Layout moves a base's values into the first user message; without one it moves none,
+    and the base would be another than that of every real request."""
+    for name in ("messages", "input"):
+        asked = body.get(name)
+        if isinstance(asked, list) and not any(isinstance(m, dict) and m.get("role") == "user" for m in asked):
+            return {**body, name: [*asked, {"role": "user", "content": "hi"}]}
+    return body
 
 
 async def _to_its_end(work: Any, engine: Engine, slot: Slot, service: Service) -> Any:

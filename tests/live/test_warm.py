@@ -67,6 +67,23 @@ async def test_a_recorded_base(model: str, proxy_server: StartProxy, tmp_path: P
     assert cached >= done["tokens"] - SPARE
 
 
+async def test_system_text_alone(proxy_server: StartProxy, tmp_path: Path) -> None:
+    """Nobody is there to be told a date and a directory near its top: it is kept as real requests will have it."""
+
+    def chat(date: str, directory: str, *texts: str) -> Json:
+        system = f"You help.\nToday's date: {date}\nWorking directory: {directory}\n{foxes(900)}"
+        users = [{"role": "user", "content": text} for text in texts]
+        return {"messages": [{"role": "system", "content": system}, *users], "max_tokens": 2}
+
+    proxy = await proxy_server(*FLAGS, model="dense", engine_flags=CHATML)
+    file = tmp_path / "system.json"
+    file.write_text(json.dumps(chat("2026-11-29", "/home/a/one")))
+    (done,) = await command(proxy, str(file))
+    answer = await proxy.client.post("/v1/chat/completions", json=chat("2026-11-30", "/home/b/two", "What is here?"))
+    assert answer.headers["x-slotkeeper-placement"] in ("fork", "restore", "guest"), proxy.said()
+    assert answer.json()["timings"]["cache_n"] >= done["tokens"] - SPARE
+
+
 async def test_a_base_in_a_running_server(proxy_server: StartProxy, tmp_path: Path) -> None:
     """It takes a slot of its own: a conversation that runs with the same base keeps what it holds."""
     proxy = await proxy_server(*FLAGS, model="dense", engine_flags=CHATML)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.compaction_text import MOST_IDENTIFIER, digest_of, fault, finished, identifiers, instruction
+from policies.compaction_text import MOST_IDENTIFIER, OPEN, digest_of, fault, finished, identifiers, instruction
 
 Json = dict[str, Any]
 GOOD = "Task: port the parser. Decisions: keep the API. Open steps: run tests, then write the change log."
@@ -105,6 +105,13 @@ def test_identifiers_take_any_shape() -> None:
     ]
     assert identifiers(odd, 100) == []
     assert identifiers([{"role": "user", "content": "x_" + "y" * (MOST_IDENTIFIER + 1)}], 900) == []
+
+
+def test_an_earlier_summary_s_heading_is_not_repeated() -> None:
+    """A digest goes on from the summary before it: one heading, the rest of that as it was."""
+    first = finished("User: fix a.py", [], 900)
+    assert finished(f"{first}\nUser: now b.py", [], 900) == f"{OPEN}\nUser: fix a.py\nUser: now b.py"
+    assert finished(f"It said {OPEN}", [], 900) == f"{OPEN}\nIt said {OPEN}"
 
 
 def test_notes_come_last() -> None:

@@ -316,6 +316,8 @@ def test_advice_for_causes() -> None:
     assert "--append-only-template" in (advice_for_cause("template_rewrite") or "")
     assert "--template-clock fixed" in (advice_for_cause("template_clock") or "")
     assert "--ctx-size" in (advice_for_cause(Cause.EVICTED) or "")
+    for case in ("after a stop of yours", "if the engine ended by itself"):
+        assert case in (advice_for_cause(Cause.ENGINE_RESTART) or "")
     assert advice_for_cause("nonsense") is None
 
 

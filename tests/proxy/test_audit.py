@@ -1,5 +1,6 @@
 """`slotkeeper audit`: what it tells of recorded requests, checked by hand and against agents.md."""
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from policies.flatten import Piece
 from policies.prefix import common
 from proxy.audit import Audit, Prompt, Prompts, Tokens
+from proxy.audit_cli import _print
 from proxy.audit_parts import Steadiness, shape_of
 from proxy.cli import main
 from proxy.recorded import Recorded
@@ -236,6 +239,31 @@ def test_any_body_is_taken(body: Any) -> None:
     for number in (1, 2):
         audit.add(Recorded(number, {"messages": body}, "chat"))
     assert audit.to_json()["requests"] == 2
+
+
+SYSTEMS = "".join(f"{letter * 50} is what this agent is called.\n{TEXT * 30}" for letter in "ab")
+
+
+def test_tables_in_a_pipe_are_whole(run: Run, written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the terminal beside it has: no heading and no name is cut."""
+    monkeypatch.setenv("COLUMNS", "30")
+    text = run(written(asked("a", system=SYSTEMS), asked("a", "b", "c", system=SYSTEMS)))
+    assert "\u2026" not in text
+    assert text.splitlines()[2].split() == "hit rate prompt tokens cached processed rate".split()
+
+
+def test_tables_on_a_narrow_terminal() -> None:
+    """80 columns: every heading and number is readable, and only names are cut."""
+    found = report(asked("a", system=SYSTEMS), asked("a", "b", "c", system=SYSTEMS))
+    found["parts"][0]["group"] = "unknown agent, with tools, " + "name " * 20
+    out = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO(), highlight=False)
+    _print(out, found | {"skipped": 0, "counted": "characters / 3.8"})
+    assert isinstance(out.file, io.StringIO)
+    lines = out.file.getvalue().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if "semi-static" in line]
+    assert lines[at].split() == "characters of bases requests static semi-static volatile".split()
+    assert lines[at + 1].split()[-4:] == ["2", f"{found['parts'][0]['characters']['static']:,}", "0", "0"]
+    assert lines[at + 1].count("\u2026") == 1 and max(map(len, lines)) <= 80
 
 
 # -- real sessions (agents.md) -----------------------------------------------------------------------------------------

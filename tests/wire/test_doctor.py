@@ -84,8 +84,8 @@ async def test_a_running_server_is_asked(serve: Serve, fake: FakeLlama, tmp_path
     assert wire.service.engines.all[0].table.used() == 0
 
 
-async def test_a_slot_that_is_used_is_left_alone(serve: Serve, fake: FakeLlama, doctor: Doctor) -> None:
-    """With every slot in use nothing is tried, and that is said."""
+async def test_a_slot_that_is_used_is_left_alone(serve: Serve, fake: FakeLlama, tmp_path: Path, doctor: Doctor) -> None:
+    """With every slot in use nothing is tried. That is said, with what to do; exit code 1, if it was asked for."""
     wire = await serve(fake)
     for text in ("one", "two"):
         body = {"messages": [{"role": "user", "content": text * 300}], "max_tokens": 1}
@@ -93,11 +93,15 @@ async def test_a_slot_that_is_used_is_left_alone(serve: Serve, fake: FakeLlama, 
     held = [list(slot.tokens) for slot in fake.slots]
     assert all(held)
     async with listening(wire):
-        answer = await doctor("--probe", "--determinism")
+        answer, quiet = await doctor("--probe", "--determinism"), await doctor()
+        wire.service.engines.all[0].slot_dir = tmp_path
+        with_files = await doctor("--determinism")
     assert [slot.tokens for slot in fake.slots] == held
-    said = [f["what"] for f in answer["engines"][0]["findings"] if f["name"] == "engine"]
-    assert any("no slot is empty" in sentence for sentence in said)
-    assert any("cannot be compared" in sentence for sentence in said)
+    assert (answer["code"], quiet["code"], with_files["code"]) == (1, 0, 1)
+    assert (answer["effective"], answer["done"], quiet["done"]) == (True, False, True)
+    said = [f["what"] for a in (answer, with_files) for f in a["engines"][0]["findings"] if f["name"] == "engine"]
+    for words in ("doctor --probe --model FILE", "cannot be compared", "doctor --determinism --model FILE"):
+        assert any(words in sentence for sentence in said), said
 
 
 async def test_what_requests_taught_is_told(serve: Serve, fake: FakeLlama, doctor: Doctor) -> None:
