@@ -197,7 +197,7 @@ async def test_a_death_while_a_slot_is_prepared(serve: Serve, tmp_path: Path) ->
         sent = len(fake.model_requests)
         engine = wire.service.engines.all[0]
         engine.is_loading = True  # or it would be attached again at once
-        wire.service.engines._lost_instance(engine, "it was killed.")
+        wire.service.engines.lost_instance(engine, "it was killed.")
         fake.save_gate.set()
         answer = await client
         assert (answer.status_code, len(fake.model_requests)) == (503, sent)
