@@ -24,8 +24,8 @@ from llamacpp.memory import MemoryFacts
 from llamacpp.probes import BEYOND_WINDOW, LONGEST, Learned
 from proxy.config import Settings
 from proxy.engine import Engine
+from proxy.engine_errors import unasked
 from proxy.engines import Engines
-from proxy.errors import ended
 from proxy.findings import Facts, report
 from proxy.learned import probe_ways
 from proxy.lines import LineBook
@@ -39,8 +39,11 @@ READY_SECONDS = 600.0
 """Most seconds that a model may take to load."""
 ATTACH_SECONDS = 5.0
 """Most seconds for an engine that runs already."""
+PATIENCE = 0.5
+"""Seconds after which it is said what is waited for."""
 
 
+Say = Callable[[str], None]
 _Work = Callable[[list[int]], Awaitable[None]]
 
 
@@ -117,8 +120,13 @@ class DoctorDesk:
 
 
 def _down(engine: Engine) -> dict[str, str]:
-    what = f"the engine cannot be asked: {engine.why_not}"
-    return {"name": "engine", "level": "broken", "what": what, "consequence": "nothing is served", "better": ""}
+    return {
+        "name": "engine",
+        "level": "broken",
+        "what": unasked(engine.client.base_url, engine.why_not),
+        "consequence": "nothing is served",
+        "better": "",
+    }
 
 
 def _away(engine: Engine) -> dict[str, str]:
@@ -177,14 +185,14 @@ def keeps_windows(known: Learned, memory: MemoryFacts | None) -> bool | None:
     return known.appended.is_effective and known.file_checkpoints is False
 
 
-async def alone(settings: Settings, *, probe: bool, determinism: bool) -> dict[str, Any]:
+async def alone(settings: Settings, say: Say, *, probe: bool, determinism: bool) -> dict[str, Any]:
     """The same without a running server: an engine of ours is started and ended, others are attached.
 
     Nothing is written but to a temporary directory and, for a probe, one file in an attached engine's `slots=DIR`,
-    which is deleted. Raises EngineSetupError for an engine that does not come up.
+    which is deleted. `say`: told what it waits for. Raises EngineSetupError for an engine that does not come up.
     """
     async with _engines(settings) as engines:
-        await _until_ready(engines)
+        await _until_ready(engines, say)
         return await DoctorDesk(engines).told(probe=probe, determinism=determinism)
 
 
@@ -209,15 +217,19 @@ async def _engines(settings: Settings) -> AsyncIterator[Engines]:
             await store.close()
 
 
-async def _until_ready(engines: Engines) -> None:
+async def _until_ready(engines: Engines, say: Say) -> None:
     """Returns once all of them can be asked. Raises EngineSetupError with the reason when one cannot, in time."""
     hopeless: list[Exception] = []
     engines.on_hopeless = hopeless.append
-    began = asyncio.get_running_loop().time()
+    began, is_told = asyncio.get_running_loop().time(), False
     while late := [e for e in engines.all if not e.ready and not e.unloaded]:
         seconds = asyncio.get_running_loop().time() - began
+        most = ATTACH_SECONDS if late[0].kind == "attached" and not late[0].is_loading else READY_SECONDS
         if hopeless:
             raise hopeless[0]
-        if seconds > (ATTACH_SECONDS if late[0].kind == "attached" and not late[0].is_loading else READY_SECONDS):
-            raise EngineSetupError(f"The engine at {late[0].client.base_url} cannot be asked: {ended(late[0].why_not)}")
+        if seconds > most:
+            raise EngineSetupError(unasked(late[0].client.base_url, late[0].why_not))
+        if seconds > PATIENCE and not is_told:
+            say(f"Waiting up to {most:.0f} s for {late[0].client.base_url or 'the engine'} ...")
+            is_told = True
         await asyncio.sleep(0.05)

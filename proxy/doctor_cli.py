@@ -2,6 +2,7 @@
 
 import asyncio
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,7 +90,9 @@ def _ask(settings: Settings, is_own: bool, *, probe: bool, determinism: bool) ->
     from proxy.doctor import alone
 
     logs.configure("console", "error")
-    return asyncio.run(alone(settings, probe=probe, determinism=determinism))
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    waits = partial(err.print, markup=False)
+    return asyncio.run(alone(settings, waits, probe=probe, determinism=determinism))
 
 
 def _print(answer: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from llamacpp.templates import keep_reasoning, placeholder, prints_clock
 from policies.checkpoints import BEFORE_END, REWINDS, Checkpoints, Memory, reused
 from policies.prefix import common_prefix
 from policies.types import Abilities, SnapshotFacts
+from proxy.engine_errors import unasked
 from proxy.engine_spec import memory_facts
 from proxy.engine_template import CLOCK_PRICE, ChosenTemplate
 from proxy.errors import EngineDown, EngineStarting, ended
@@ -257,8 +258,7 @@ class Engine:
         if self.ready:
             return
         if self.kind == "attached" and not self.is_loading:
-            why = self.why_not if self.why_not.endswith((".", "?")) else f"{self.why_not}. Is it running?"
-            raise EngineDown(f"The engine at {self.client.base_url} cannot be asked: {why}")
+            raise EngineDown(unasked(self.client.base_url, self.why_not))
         why = ended(self.why_not)
         raise EngineStarting(f"The engine is not ready: {why} Try again soon.", retry_after=self.retry_after)
 

@@ -104,3 +104,9 @@ def not_attached(error: Exception, *, has_key: bool) -> str:
         return str(error)
     was = "refuses the key in SLOTKEEPER_UPSTREAM_API_KEY" if has_key else "asks for a key, and we have none"
     return f"it {was} ({error.status}: {error.message}). Set SLOTKEEPER_UPSTREAM_API_KEY to its --api-key."
+
+
+def unasked(url: str, why: str) -> str:
+    """Why the engine at `url` cannot be asked, as a sentence that names it once."""
+    why = why if why.endswith((".", "?")) else f"{why}. Is it running?"
+    return why if url in why else f"The engine at {url} cannot be asked: {why}"

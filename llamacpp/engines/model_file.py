@@ -18,6 +18,8 @@ def check_model(path: Path) -> None:
         raise EngineSetupError(f"There is no model at {path}. Check the path given with --model.") from error
     except OSError as error:
         raise EngineSetupError(f"The model {path} cannot be read: {error.strerror}.") from error
+    if not magic:
+        raise EngineSetupError(f"The model {path} is empty (0 bytes). Download it again, to its end.")
     if magic != GGUF_MAGIC:
         raise EngineSetupError(
             f"{path} is not a GGUF file (it begins with {magic!r}). llama-server reads GGUF only: download that form "

@@ -18,6 +18,7 @@ from proxy.service import Service
 from proxy.warm import Wanted, Warmer
 
 Json = dict[str, Any]
+NO_KEYS = "the server has no --api-key-file, so all prompts are of one; leave --tenant out"
 Make = Callable[[], Awaitable[Wanted | None]]
 
 
@@ -37,6 +38,9 @@ class WarmDoor:
         if asked.get("from_state"):
             return [lambda s=s: warmer.of_snapshot(s) for s in warmer.stale()]  # type: ignore[misc]
         tenant = asked.get("tenant") or (next(iter(known)) if len(known) == 1 else "")
+        if tenant and tenant not in known:
+            who = f"the tenants are {', '.join(sorted(known))}" if self._service.tenants.has_keys else NO_KEYS
+            raise BadRequest(f"There is no tenant {tenant!r}: {who}.")
         if tenant not in known:
             raise BadRequest(f"Name whose prompts these are with --tenant: {', '.join(sorted(known))}.")
         return [lambda r=r: warmer.of_request(r, tenant) for r in asked["requests"]]  # type: ignore[misc]

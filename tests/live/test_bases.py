@@ -85,11 +85,13 @@ async def test_leaving_while_a_base_is_processed(proxy_server: StartProxy) -> No
 
 
 async def test_a_base_that_was_processed_ahead_is_counted(proxy_server: StartProxy) -> None:
-    """Hybrid: it is work that the first conversation caused, not something that lay in the cache."""
+    """Hybrid: it is work that the first conversation caused, though the engine's own words to the client call it
+    cached (README, "Slow prefills")."""
     proxy = await proxy_server(*FLAGS, model="hybrid", engine_flags=CHATML)
     turn = await Conversation(proxy, SYSTEM, "one").say("hello", tools=TOOLS)
     (record,) = (await proxy.client.get("/slotkeeper/requests")).json()["requests"]
     assert (record["cache_n"], record["prompt_n"]) == (0, turn.n_prompt)
+    assert turn.cache_n > 0
     assert f'prompt_tokens_processed_total{{engine="engine0",kind="main",model="hybrid"}} {turn.n_prompt}.0' in (
         (await proxy.client.get("/metrics")).text
     )

@@ -23,6 +23,8 @@ FLAGS = ("--parallel", "2", "--ctx-size", "4096", "--reply-reserve", "64")
 REPLY = {"max_tokens": 4, "max_completion_tokens": 4, "temperature": 0, "stream": True}
 AT_A_TIME = 3
 """Turns of one conversation before the other has its own."""
+AT_ONCE = 3
+"""Conversations that ask at the same time."""
 SHUFFLED = 6
 """Turns of the conversation whose tools are shuffled."""
 
@@ -55,20 +57,20 @@ def shuffled(body: Json, order: random.Random) -> Json:
 
 async def play(url: str, say: Callable[[str], None] = lambda _: None) -> None:
     """All of it, some 36 requests; fails unless each is answered with 200. `say` is told of each part and answer."""
-    answers = itertools.count(1)
+    first, second = bodies(), [another(b, "What does this repository do?") for b in bodies()]
+    answers, n_answers = itertools.count(1), 2 * len(first) + AT_ONCE + len(first[:SHUFFLED])
 
     async def count(_: httpx.Response) -> None:
-        say(f"  answer {next(answers)} begins")
+        say(f"  answer {next(answers)} of {n_answers} begins")
 
     hooks = {"response": [count]}
     async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, event_hooks=hooks) as client:
-        first, second = bodies(), [another(b, "What does this repository do?") for b in bodies()]
         say(f"{2 * len(first)} turns of two conversations, in a context too small for both")
         for start in range(0, len(first), AT_A_TIME):
             for name, turns in (("one", first), ("two", second)):
                 for body in turns[start : start + AT_A_TIME]:
                     await send(client, body, {"x-slotkeeper-session": name})
-        say("both at once, and a third: 3 turns")
+        say(f"both at once, and a third: {AT_ONCE} turns")
         headers = [{"x-slotkeeper-session": name} for name in ("one", "two", "three")]
         bodies_now = [first[-1], second[-1], another(first[1], "And now something else.")]
         await asyncio.gather(*(send(client, b, h) for b, h in zip(bodies_now, headers, strict=True)))

@@ -154,7 +154,6 @@ async def test_nobody_to_ask(tmp_path: Path, doctor: Doctor) -> None:
     """One sentence each: no server, no engine, wrong words."""
     for words, code, says in [
         ((), 1, "or name an engine: --upstream URL"),
-        (("--upstream", "http://127.0.0.1:9"), 1, "http://127.0.0.1:9 cannot be asked: "),
         (("--upstream", "nonsense"), 2, "no http:// or https:// URL"),
         (("--model", str(tmp_path / "none.gguf")), 1, "none.gguf"),
         (("--model", "x", "--swa", "half"), 2, "--swa half"),
@@ -162,6 +161,15 @@ async def test_nobody_to_ask(tmp_path: Path, doctor: Doctor) -> None:
         answer = await doctor(*words)
         assert (answer["code"], says in answer["said"], answer["said"].count("\n")) == (code, True, 1), answer
         assert not answer["said"].endswith(("?.\n", "..\n")), answer
+
+
+async def test_nobody_listens(doctor: Doctor) -> None:
+    """A line while it waits, then one sentence that names the address once."""
+    answer = await doctor("--upstream", "http://127.0.0.1:9")
+    waits, said = answer["said"].splitlines()
+    assert (answer["code"], waits) == (1, "Waiting up to 5 s for http://127.0.0.1:9 ...")
+    assert said.startswith("slotkeeper: No answer from llama-server at http://127.0.0.1:9: ")
+    assert (said.count("127.0.0.1"), said.endswith("Is it running?")) == (1, True)
 
 
 def test_a_narrow_terminal_keeps_the_columns() -> None:

@@ -218,7 +218,8 @@ async def test_a_model_of_its_own_upstream(swap: FakeSwap, serve: Serve) -> None
 
 async def test_doctor_wakes_nothing(swap: FakeSwap, tmp_path: Path) -> None:
     """It says what it does not know, which is no fault of the setup."""
-    told = await alone(load({"upstream": (swap.url,), "state_dir": tmp_path / "state"}), probe=True, determinism=False)
+    settings = load({"upstream": (swap.url,), "state_dir": tmp_path / "state"})
+    told = await alone(settings, print, probe=True, determinism=False)
     assert [(e["name"], e["findings"][0]["level"]) for e in told["engines"]] == [
         ("engine0/one", "unknown"),
         ("engine0/two", "unknown"),

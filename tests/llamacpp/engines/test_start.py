@@ -42,6 +42,12 @@ async def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
         await start(EngineSpec(tmp_path / "model.gguf", kind="embedded"), state_dir=tmp_path)
 
 
+async def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(EngineSetupError, match=r"model\.gguf is empty"):
+        await start(EngineSpec(tmp_path / "model.gguf", kind="embedded"), state_dir=tmp_path)
+
+
 async def test_a_directory_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(EngineSetupError, match="is a directory"):
         await start(EngineSpec(tmp_path, kind="embedded"), state_dir=tmp_path)
