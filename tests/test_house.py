@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsing import parsed
+
 ROOT = Path(__file__).parent.parent
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400  # design.md, Style
 SKIPPED = ("tests/data/", "tests/tiny_models.py", "tests/bench/prefill.py", "tests/bench/overhead.py")  # as received
@@ -28,7 +30,7 @@ def test_sizes(name: str) -> None:
     """Functions and files stay short enough to be read at once."""
     source = (ROOT / name).read_text()
     assert source.count("\n") <= LONGEST_FILE
-    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (n for n in ast.walk(parsed(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno}
     assert {name: lines for name, lines in long.items() if lines > LONGEST_FUNCTION} == {}
 

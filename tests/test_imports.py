@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsing import parsed
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("policies", "llamacpp", "proxy")
 LLAMACPP = {"httpx", "pydantic", "orjson", "tiktoken", "xxhash", "llama_cpp", "xllamacpp", "llamacpp"}
@@ -24,7 +26,7 @@ ONLY_IN = {
 
 def imported(source: str) -> Iterator[str]:
     """Every absolute import of a module, wherever it stands."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
