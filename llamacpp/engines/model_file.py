@@ -19,7 +19,7 @@ def check_model(path: Path) -> None:
     except OSError as error:
         raise EngineSetupError(f"The model {path} cannot be read: {error.strerror}.") from error
     if not magic:
-        raise EngineSetupError(f"The model {path} is empty (0 bytes). Download it again, to its end.")
+        raise EngineSetupError(f"The model {path} is empty, not a GGUF file. Download it again, to its end.")
     if magic != GGUF_MAGIC:
         raise EngineSetupError(
             f"{path} is not a GGUF file (it begins with {magic!r}). llama-server reads GGUF only: download that form "
