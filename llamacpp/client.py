@@ -119,6 +119,7 @@ class LlamaClient:
         seconds: float | None = None,
     ) -> httpx.Response:
         """One request and its whole answer, whatever its status. `seconds`: read timeout, None for none."""
+        content, params = await self._addressed(content, params)
         request = httpx.Request(
             method,
             _url(self.base_url, path),
@@ -242,6 +243,12 @@ class LlamaClient:
         return timings
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _addressed(
+        self, content: bytes | None, params: Mapping[str, str] | None
+    ) -> tuple[bytes | None, Mapping[str, str] | None]:
+        """Body and query of a `request`, as the server that stands there wants them."""
+        return content, params
 
     def _own_stream(self, method: str, path: str, content: bytes) -> AbstractAsyncContextManager[httpx.Response]:
         """`stream`, for work that no client asked for."""

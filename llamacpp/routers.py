@@ -108,19 +108,11 @@ class _RoutedClient(LlamaClient):
         async with super().stream(method, path, self._named(content), headers) as response:
             yield response
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: bytes | None = None,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        seconds: float | None = None,
-    ) -> httpx.Response:
+    async def _addressed(
+        self, content: bytes | None, params: Mapping[str, str] | None
+    ) -> tuple[bytes | None, Mapping[str, str] | None]:
         named = {**(params or {}), "model": self._model, "autoload": "false"}
-        content = self._named(content) if content is not None else None
-        return await super().request(method, path, content=content, params=named, headers=headers, seconds=seconds)
+        return self._named(content) if content is not None else None, named
 
     def _own_stream(self, method: str, path: str, content: bytes) -> AbstractAsyncContextManager[httpx.Response]:
         name = "" if content else f"&model={quote(self._model, safe='')}"
@@ -144,18 +136,11 @@ class _SwappedClient(LlamaClient):
         super().__init__(f"{router.client.base_url}/upstream/{quote(model)}", key)
         self._router, self._model = router, model
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: bytes | None = None,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        seconds: float | None = None,
-    ) -> httpx.Response:
+    async def _addressed(
+        self, content: bytes | None, params: Mapping[str, str] | None
+    ) -> tuple[bytes | None, Mapping[str, str] | None]:
         await self._check_loaded()
-        return await super().request(method, path, content=content, params=params, headers=headers, seconds=seconds)
+        return content, params
 
     @asynccontextmanager
     async def _own_stream(self, method: str, path: str, content: bytes) -> AsyncIterator[httpx.Response]:

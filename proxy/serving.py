@@ -26,6 +26,8 @@ async def wake(engines: Engines, model: str | None, door: str) -> None:
 def of_its_model(engines: Engines, request: ModelRequest) -> ModelRequest:
     """The request, its model a part of its base where several are served: the same words to another model are another
     conversation."""
+    if len(engines.all) < 2:
+        return request
     name, p = request.model, request.prompt
     model = next((e.model for e in engines.all if isinstance(name, str) and name in names_of(e)), "")
     if not model or len({e.model for e in engines.all} - {""}) == 1:
