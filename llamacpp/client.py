@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
@@ -64,6 +65,8 @@ class LlamaClient:
         self.base_url = base_url.rstrip("/")
         self.identity = self.base_url
         """Tells it from every other engine."""
+        self.served = 0.0
+        """When it last answered without an error of its own, by time.monotonic."""
         self._headers = {"accept": "*/*", "accept-encoding": "identity", "connection": "keep-alive"}
         self._headers["user-agent"] = "slotkeeper"
         if api_key:
@@ -100,7 +103,7 @@ class LlamaClient:
             extensions={"timeout": _STREAM_TIMEOUT},
         )
         try:
-            response = await self._send(request, _head)
+            response = await self._send(request, httpx.AsyncHTTPTransport.handle_async_request)
             try:
                 yield response
             finally:
@@ -219,16 +222,8 @@ class LlamaClient:
 
         Streamed with progress, so that leaving (cancelling the task) stops the engine within a second.
         """
-        body = orjson.dumps(
-            {
-                "prompt": unpack(tokens),
-                "n_predict": 0,
-                "cache_prompt": True,
-                "id_slot": slot,
-                "stream": True,
-                "return_progress": True,
-            }
-        )
+        asked = {"prompt": unpack(tokens), "n_predict": 0, "cache_prompt": True, "id_slot": slot}
+        body = orjson.dumps(asked | {"stream": True, "return_progress": True})
         splitter, timings = EventSplitter(), None
         async with self._own_stream("POST", "/completion", body) as response:
             if response.status_code != httpx.codes.OK:
@@ -263,15 +258,18 @@ class LlamaClient:
             raise self._given_up()
         try:
             try:
-                return await read(self._kept, request)
+                response = await read(self._kept, request)
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                 if self._is_closed:
                     raise
-                return await read(self._fresh, request)
+                response = await read(self._fresh, request)
         except RuntimeError as error:
             if not self._is_closed:
                 raise
             raise self._given_up() from error
+        if not response.is_server_error:
+            self.served = time.monotonic()
+        return response
 
     async def _slot_action(self, slot: int, action: str, body: dict[str, str]) -> dict[str, Any]:
         path = f"/slots/{slot}"
@@ -304,10 +302,6 @@ class LlamaClient:
 
 
 _Read = Callable[[httpx.AsyncHTTPTransport, httpx.Request], Awaitable[httpx.Response]]
-
-
-async def _head(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
-    return await transport.handle_async_request(request)
 
 
 async def _whole(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:

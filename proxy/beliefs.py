@@ -14,6 +14,7 @@ from policies.placement import SMALL_TAIL
 from proxy.engine import Engine
 from proxy.lines import LineBook
 from proxy.metrics import Metrics
+from proxy.slots import Slot
 from proxy.tasks import Tasks
 
 log = structlog.get_logger(__name__)
@@ -32,12 +33,15 @@ class Beliefs:
     _suspected: dict[str, int] = field(default_factory=dict)
     """Suspicions per engine since its comparison began."""
 
-    def suspect(self, engine: Engine, *, was_empty: bool = False) -> None:
+    def suspect(self, engine: Engine, told: Slot | None = None, *, was_empty: bool = False) -> None:
         """A cache hit fell far short of what was predicted, or a connection broke: was the engine restarted unseen?
 
+        `told`: the slot whose answer says so, and says with it what that slot holds: asked is for the others.
         `was_empty`: nothing at all was found in a slot that should have held a prefix. An engine that shows no slots
         can not be asked about the others; they are taken to be empty, too.
         """
+        if not any(s.n_tokens for s in engine.table.slots if s is not told):
+            return
         if engine.has_slots_endpoint:
             self._suspected[engine.name] = self._suspected.get(engine.name, 0) + 1
             if self._suspected[engine.name] == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -350,7 +351,8 @@ class Engines:
 
     async def _look(self, engine: Engine, spec: attached.AttachedSpec, *, told: bool) -> bool:
         """`told`, and returned: whether it was said that it does not answer."""
-        healthy = await engine.client.health()
+        has_served = engine.ready and time.monotonic() - engine.client.served < WATCH_SECONDS
+        healthy = has_served or await engine.client.health()
         if not healthy and not engine.ready and not told:
             log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
         told = told or not (healthy or engine.ready)

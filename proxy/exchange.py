@@ -379,7 +379,7 @@ class Exchange:
         else:
             self._advance(line, timings.cache_n + timings.prompt_n)
         if fell_short:
-            self.service.engines.beliefs.suspect(engine, was_empty=was_empty)
+            self.service.engines.beliefs.suspect(engine, slot, was_empty=was_empty)
         self.service.engines.learned.note_turn(engine, carried, timings)
         engine.refresh_abilities()
         engine.table.release(slot)

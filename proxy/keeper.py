@@ -91,7 +91,8 @@ class Keeper:
         if looked is not None and (now - looked <= RECONCILE_SECONDS or used <= looked):
             return
         self._reconciled[engine.name] = now
-        await self._service.engines.beliefs.reconcile(engine)
+        if looked is not None:  # else its slots were taken over a moment ago
+            await self._service.engines.beliefs.reconcile(engine)
         await self._service.engines.identify(engine)
 
     async def _render_ahead(self, engine: Engine) -> None:

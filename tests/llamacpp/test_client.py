@@ -124,6 +124,17 @@ async def test_health() -> None:
     assert await answering(LOADING, 503, lambda c: c.health()) is False
 
 
+@pytest.mark.parametrize(("status", "is_serving"), [(200, True), (404, True), (500, False), (503, False)])
+async def test_it_serves(status: int, is_serving: bool) -> None:
+    """Whatever it answered, unless the answer says that something is wrong with it."""
+
+    async def ask(client: LlamaClient) -> bool:
+        await client.health()
+        return client.served > 0
+
+    assert await answering({}, status, ask) is is_serving
+
+
 async def test_headers_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key goes as a bearer, nothing is compressed, proxies of the environment are not used."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):

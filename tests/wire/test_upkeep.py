@@ -128,6 +128,32 @@ async def test_a_look_that_breaks(serve: Serve, fake: FakeLlama, monkeypatch: py
     assert (await wire.post(CHAT, chat("hi"))).status_code == 200
 
 
+async def test_an_engine_that_serves_is_not_asked_how_it_is(
+    serve: Serve, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers say so; without any for a while it is asked, and gone when it does not say."""
+    looks, look = 0, engines.Engines._look
+
+    async def counted(self: engines.Engines, *args: Any, **options: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return await look(self, *args, **options)
+
+    monkeypatch.setattr(engines, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(engines.Engines, "_look", counted)
+    wire = await serve(fake)
+    client = wire.service.engines.all[0].client
+    client.served = float("inf")
+    asked, looked = sum(r.path == "/health" for r in fake.requests), looks
+    await until(lambda: _is(lambda: looks > looked + 3))
+    assert sum(r.path == "/health" for r in fake.requests) <= asked + 1  # one may have been on its way
+    client.served = 0.0
+    await fake.asked("/health", asked + 3)
+    assert client.served > 0
+    fake.loading = True
+    await until(lambda: _is(lambda: not wire.service.engines.all[0].ready))
+
+
 HARMLESS = {"/props", "/health"}
 """What a sleeping engine answers without waking up."""
 
