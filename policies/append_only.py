@@ -8,11 +8,11 @@ the client has edited it, and its text is what counts from there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from policies.append_only_data import LONGEST, PRUNED, SHAPES
-from policies.message_parts import Message, only_reminders, reminders, role_of, texts_of
+from policies.message_parts import Message, only_reminders, role_of, texts_of
 from policies.normal_form import Defaults, defaults_of, diff_kinds, differs_in, normal
 from policies.types import digest
 
@@ -26,20 +26,14 @@ __all__ = [
     "defaults_of",
     "diff_kinds",
     "is_placeholder",
-    "moved_reminders",
-    "new_reminders",
     "normal",
     "normal_digest",
-    "only_reminders",
     "reconcile",
-    "reminders",
     "says_nothing",
 ]
 
 MOST_ALIKE = 120
 """Characters: a shorter text that replaces several results alike is a placeholder (issue 4, "Reconcile")."""
-MOST_MOVED = 64
-"""Different reminders that move at once; of more, which no agent has, all are told again."""
 GAVE_UP = "gave_up"
 
 
@@ -118,47 +112,6 @@ def reconcile(
 def normal_digest(message: Message, defaults: Defaults) -> bytes:
     """16-byte digest of the normal form."""
     return digest(normal(message, defaults))
-
-
-def new_reminders(ledger: Iterable[Message], incoming: Iterable[Message]) -> tuple[str, ...]:
-    """Reminder blocks of `incoming` that the ledger does not hold, in order: what the ledger's spelling would lose.
-
-    `incoming`: only the messages that the ledger stands for (`n_shared`). A block that the ledger holds once and
-    incoming twice is new once.
-    """
-    held = Counter(block for message in ledger for block in reminders(message))
-    new = []
-    for message in incoming:
-        for block in reminders(message):
-            if held[block] > 0:
-                held[block] -= 1
-            else:
-                new.append(block)
-    return tuple(new)
-
-
-def moved_reminders(ledger: Iterable[Message], incoming: Sequence[Message], n_shared: int) -> tuple[str, ...]:
-    """Blocks that left the first `n_shared` incoming messages and stand in the rest again: the ledger still tells them
-    where they were first, and the prompt need not tell them twice. One that other reminders came after is none of them:
-    they may have said the contrary ("plan mode", "build mode", "plan mode")."""
-    told, kept, again = (
-        [block for message in messages for block in reminders(message)]
-        for messages in (ledger, incoming[:n_shared], incoming[n_shared:])
-    )
-    moved = (Counter(told) - Counter(kept)) & Counter(again)
-    if len(moved) > MOST_MOVED:
-        return ()
-    while contradicted := _contradicted(told, again, moved):
-        moved = Counter({block: count for block, count in moved.items() if block not in contradicted})
-    return tuple(moved.elements())
-
-
-def _contradicted(told: Sequence[str], again: Sequence[str], moved: Counter[str]) -> set[str]:
-    """Blocks between whose places another reminder stands that does not move with them."""
-    behind: set[str] = set(again[: next((i for i, block in enumerate(again) if block not in moved), len(again))])
-    last = next((i for i in range(len(told) - 1, -1, -1) if told[i] not in moved), -1)
-    behind &= set(told[last + 1 :])
-    return set(moved) - behind
 
 
 def aligned(

@@ -68,6 +68,12 @@ def reminders(message: Message) -> tuple[str, ...]:
     return tuple(text[start:end] for text in texts_of(message) for start, end in _blocks(text))
 
 
+def inner_of(block: str) -> tuple[str, str]:
+    """Tag and text of a block that `reminders` found."""
+    opening, closing = _TAG.match(block), block.rfind("<")
+    return (opening[2], block[opening.end() : closing].strip()) if opening else ("", block)
+
+
 def only_reminders(message: Message) -> bool:
     """Whether it is a user message that says nothing else: it may come and go as its reminders do."""
     if role_of(message) != "user" or not reminders(message):

@@ -16,11 +16,12 @@ from typing import Any
 import orjson
 import structlog
 
-from policies.append_only import Repaired, diff_kinds, moved_reminders, new_reminders, normal, reconcile
+from policies.append_only import Repaired, diff_kinds, normal, reconcile
 from policies.compaction import asks_for_summary
 from policies.layout import change_note, first_note, line_note, with_note
 from policies.message_parts import only_reminders, reminders, without_reminders
 from policies.placeholders import resolved
+from policies.reminders import moved_reminders, new_reminders, overtaken
 from policies.replay import give_back
 from policies.types import Match
 from proxy.api.read import ModelRequest, folded
@@ -132,6 +133,7 @@ class _Repair:
 
     def __init__(self, service: Service, request: ModelRequest, *, prunes: bool) -> None:
         self._service, self._prunes = service, prunes
+        self._said: list[Json] = request.body["messages"]
         self._recognition = Recognition(service, request)
         self._repairs, self._line_changes = self._recognition.repairs, self._recognition.line_changes
         self._deferred: set[int] = set()
@@ -219,7 +221,7 @@ class _Repair:
             messages[i] = message
         altered = {i for i in (*range(self._n_leading), *self._opening) if messages[i] != self._messages[i]}
         if old is not None:
-            altered |= self._from_ledger(old, messages)
+            altered |= self._from_ledger(old, messages, is_cut=full is not None and known < len(full.raw))
         altered |= self._given_back(full, known, messages, is_edit=is_edit)
         told = self._noted(old, known, laid, messages, altered)
         return self._finish(laid, found, old, messages, altered, told)
@@ -245,9 +247,11 @@ class _Repair:
         start, raws = self._n_leading, self._request.raws
         return any(i >= start for i in old.altered) or old.raw[start:known] != list(raws[start:known])
 
-    def _from_ledger(self, old: Ledger, messages: list[Json]) -> set[int]:
-        """Known positions in the spelling that was sent; those of them that the client spells otherwise."""
-        altered, missing = set(), []
+    def _from_ledger(self, old: Ledger, messages: list[Json], *, is_cut: bool) -> set[int]:
+        """Known positions in the spelling that was sent; those of them that the client spells otherwise. `is_cut`: what
+        was told behind them is told no more."""
+        altered, changed = set(), []
+        returned: set[str] = set()
         for i in range(self._n_leading, len(old.raw)):
             is_same = old.raw[i] == self._request.raws[i]
             if (is_same and i not in old.altered) or old.sent is None:
@@ -255,17 +259,26 @@ class _Repair:
             sent = orjson.loads(old.sent[i])
             if not is_same:
                 self._repairs.extend(diff_kinds(sent, messages[i]))
-                missing.append(i)
+                was, now = reminders(sent), reminders(messages[i])
+                returned.update(now if was == now else set(now) - set(was))
+            if not is_same or is_cut:
+                changed.append(i)
             if sent != messages[i]:
                 altered.add(i)
             messages[i] = sent
-        beside = self._recognition.beside
-        if (missing or beside) and old.sent is not None:
-            before = [orjson.loads(blob) for blob in old.sent]
-            altered |= self._told_already(before, messages)
-            told = [*before, *messages[len(before) :]]
-            left_out = beside.left_out if beside else ()
-            self._reminders = new_reminders(told, [*(self._messages[i] for i in missing), *left_out])
+        if (changed or is_cut or self._recognition.beside) and old.sent is not None:
+            altered |= self._remind(old.sent, messages, changed, returned)
+        return altered
+
+    def _remind(self, sent: list[bytes], messages: list[Json], changed: list[int], returned: set[str]) -> set[int]:
+        """Finds the reminders to be told again; new positions from which one is left out."""
+        beside, before = self._recognition.beside, [orjson.loads(blob) for blob in sent]
+        altered = self._told_already(before, messages)
+        told = [*before, *messages[len(before) :]]
+        new = new_reminders(told, [*(self._messages[i] for i in changed), *(beside.left_out if beside else ())])
+        told_blocks = [block for message in told for block in reminders(message)]
+        said = [block for message in self._said for block in reminders(message)]
+        self._reminders = [*new, *overtaken([*told_blocks, *new], said, returned)]
         return altered
 
     def _told_already(self, before: list[Json], messages: list[Json]) -> set[int]:
@@ -334,8 +347,10 @@ class _Repair:
                 messages[first] = with_note(messages[first], first_note(laid.values), front=not self._opening)
                 altered.add(first)
             told = [(first, {v.name: v.text for v in laid.values})]
-            at = self._append(messages, altered, [line_note(b, n) for b, n in self._line_changes], first)
-            return told if at is None else [*told, (at, {f"={b}": n for b, n in self._line_changes})]
+            notes = [line_note(b, n) for b, n in self._line_changes]
+            at = self._append(messages, altered, [*notes, *self._reminders], first)
+            now = {f"={b}": n for b, n in self._line_changes}
+            return [*told, (at, now)] if at is not None and now else told
         tell, lines, back = old.changed(known, laid.values, self._line_changes)
         known_values = old.told_before(known)
         notes = [change_note(tell)] if tell else []

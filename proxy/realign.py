@@ -15,8 +15,9 @@ from typing import Any
 import orjson
 import xxhash
 
-from policies.append_only import Defaults, aligned, moved_reminders, only_reminders, reminders, says_nothing
-from policies.message_parts import size_of
+from policies.append_only import Defaults, aligned, says_nothing
+from policies.message_parts import only_reminders, reminders, size_of
+from policies.reminders import moved_reminders
 from proxy.api.read import ModelRequest, chained
 from proxy.ledger import Ledger
 

@@ -7,7 +7,9 @@ then the values, and the answer that the history echoes, tell them apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -15,7 +17,7 @@ import structlog
 
 from policies.append_only import normal
 from policies.layout import changed_lines
-from policies.message_parts import only_reminders
+from policies.message_parts import only_reminders, reminders, role_of
 from policies.normal_form import Defaults
 from policies.placeholders import resolved
 from policies.types import Match, Prompt, digest
@@ -118,8 +120,8 @@ class Recognition:
 
     def _fits(self, laid: LaidBase, line: Line, shared: int) -> int | None:
         """A line that was told another directory is another session's, unless an answer in the history is its own;
-        without a session's name one that was told another learned value is, too. Of several lines the one whose answer
-        comes back."""
+        without a session's name one that was told another learned value, or that opened with other reminders, is, too.
+        Of several lines the one whose answer comes back."""
         if line.ledger is None:
             return 0
         told = line.ledger.told_before(shared)
@@ -127,10 +129,18 @@ class Recognition:
         learned = any(v.name.startswith("value_") and told.get(v.name, v.text) != v.text for v in laid.values)
         echo = self._echoes(line, shared)
         has_answers = any(m.get("role") == "assistant" for m in self._messages[self._n_leading : shared])
-        is_other = differs or (learned and self.request.who.session is None)
+        reminded = self._opens_otherwise(line.ledger.raw[:shared])
+        is_first = not any(m.get("role") == "assistant" for m in self._messages)
+        is_other = differs or ((learned or (reminded and is_first)) and self.request.who.session is None)
         if is_other and not has_answers and echo is not True:
             return None
-        return {True: 2, None: 1, False: 0}[echo] - (DOUBT if differs or learned else 0)
+        return {True: 2, None: 1, False: 0}[echo] - (DOUBT if differs or learned or reminded else 0)
+
+    def _opens_otherwise(self, raws: Sequence[bytes]) -> bool:
+        """Whether what comes before the first answer has other reminders than these messages: agents that begin with a
+        word alone tell their folder and their files there."""
+        opening = takewhile(lambda i: role_of(self._messages[i]) != "assistant", range(self._n_leading, len(raws)))
+        return any(raws[i] != self.request.raws[i] and bool(reminders(self._messages[i])) for i in opening)
 
     def _echoes(self, line: Line, shared: int) -> bool | None:
         """Whether the message behind the line's newest prompt is the answer to it; None where that cannot be told."""

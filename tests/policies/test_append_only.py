@@ -13,15 +13,13 @@ from policies.append_only import (
     Repaired,
     aligned,
     is_placeholder,
-    moved_reminders,
-    new_reminders,
     normal,
     normal_digest,
     reconcile,
-    reminders,
 )
 from policies.append_only_data import PRUNED
-from policies.message_parts import without_reminders
+from policies.message_parts import reminders, without_reminders
+from policies.reminders import moved_reminders, new_reminders
 from tests.policies.respellings import DEFAULTS, IMAGE, Message, assistants, call, messages, respelled
 
 CLEARED = "[Old tool result content cleared]"

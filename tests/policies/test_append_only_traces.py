@@ -12,12 +12,11 @@ from policies.append_only import (
     Diverged,
     Repaired,
     defaults_of,
-    new_reminders,
     normal,
-    only_reminders,
     reconcile,
-    reminders,
 )
+from policies.message_parts import only_reminders, reminders
+from policies.reminders import new_reminders
 from policies.replay import give_back
 from proxy.api import read_messages, read_responses
 from tests.policies.respellings import Message

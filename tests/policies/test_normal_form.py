@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policies.append_only import defaults_of, diff_kinds, normal, only_reminders, reminders
+from policies.append_only import defaults_of, diff_kinds, normal
+from policies.message_parts import only_reminders, reminders
 from tests.policies.respellings import DEFAULTS, IMAGE, TOOLS, Message, call, messages, respelled, texts, values, words
 
 ANY = st.recursive(

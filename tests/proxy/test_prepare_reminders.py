@@ -95,6 +95,12 @@ def reminded(history: list[Json], placed: list[tuple[str, bool, int]]) -> list[J
     return messages
 
 
+def last_told(messages: list[Json]) -> str | None:
+    """The mode that the model, or the client, was told last."""
+    told = "".join(str(m["content"]) for m in messages if m["role"] != "assistant")
+    return max((R, S), key=told.rfind) if R in told or S in told else None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PLACED, min_size=2, max_size=5), st.sampled_from([None, "s"]))
 def test_wherever_reminders_stand_the_line_goes_on(
@@ -110,5 +116,74 @@ def test_wherever_reminders_stand_the_line_goes_on(
         told = text(prepared)
         for fact in (R, S, *(m["content"] for m in history)):
             assert fact in told or not any(fact in m["content"] for m in messages), (fact, messages)
+        assert last_told(messages) in (None, last_told(sent(prepared))), (messages, sent(prepared))
         before = prepared
         history += [answer(f"a{number}"), user(f"more {number}")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(PLACED, st.sampled_from(["goes on", "is asked again", "is cut back"])), min_size=2, max_size=6)
+)
+def test_wherever_the_history_is_cut_the_last_reminder_counts(
+    turns: list[tuple[list[tuple[str, bool, int]], str]],
+) -> None:
+    """What was told behind the cut is told again, if the client still says it."""
+    talk = Talk(session="s")
+    history: list[Json] = [user("do it")]
+    for number, (placed, then) in enumerate(turns):
+        messages = [system(), *reminded(history, placed)]
+        prepared = talk.send(messages, reply=answer(f"a{number}"))
+        told = text(prepared)
+        for fact in (R, S, *(m["content"] for m in history)):
+            assert fact in told or not any(fact in m["content"] for m in messages), (fact, messages)
+        assert last_told(messages) in (None, last_told(sent(prepared))), (messages, sent(prepared))
+        if then == "goes on":
+            history += [answer(f"a{number}"), user(f"more {number}")]
+        elif then == "is asked again":
+            history[-1] = user(f"other words {number}")
+        elif len(history) > 2:
+            history = [*history[:-3], user(f"instead {number}")]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("said", [("Hi.", "Hi."), ("Hi.", "Hello.")])
+def test_conversations_that_open_with_other_reminders_are_two(apart: bool, said: tuple[str, str]) -> None:
+    """Nobody's name on them, the same words and even the same answers: neither hears of the other's folder."""
+    talk, folders = Talk(), ("/w/one", "/w/two")
+    openings: list[list[Json]] = []
+    for folder in folders:
+        told = f"<system-reminder>Folder: {folder}</system-reminder>"
+        openings.append([user(told), user("hello")] if apart else [user(f"{told}\n\nhello")])
+    histories = [[*opening, answer(words)] for opening, words in zip(openings, said, strict=True)]
+    for opening, words in zip(openings, said, strict=True):
+        talk.send([system(), *opening], reply=answer(words))
+    for number in range(3):
+        for own, other, history in zip(folders, reversed(folders), histories, strict=True):
+            history.append(user(f"ask {number}"))
+            prepared = talk.send([system(), *history], reply=answer("So."))
+            assert own in text(prepared) and other not in text(prepared)
+            assert prepared.found.match is Match.EXTENDS
+            history.append(answer("So."))
+
+
+def test_the_first_prompt_again_with_another_reminder() -> None:
+    """Esc, and the same words the next day: the new day is told."""
+    talk = Talk(session="s")
+    for day in ("Sunday", "Monday"):
+        told = f"<system-reminder>Today is {day}, and these are the files.</system-reminder>"
+        prepared = talk.send([system(cwd=f"/w/{day}"), user(told), user("fix it")], reply=answer())
+        assert told in text(prepared)
+
+
+def test_a_reminder_that_changes_back_in_an_old_message() -> None:
+    """Plan, build, plan, all in the first message: told as they change, though plan stands where it always stood."""
+    talk, history = Talk(session="s"), [user("do")]
+    build = "<system-reminder>You may edit the files of this project now.</system-reminder>"
+    plan = "<system-reminder>Plan mode is active: edit nothing.</system-reminder>"
+    for number, block in enumerate((plan, build, plan, plan, build)):
+        prepared = talk.send([system(), user(f"do\n{block}"), *history[1:]], reply=answer(f"a{number}"))
+        told = text(prepared)
+        assert max((plan, build), key=told.rfind) == block
+        history += [answer(f"a{number}"), user(f"more {number}")]
+    assert told.count(plan) == 2 and told.count(build) == 2
