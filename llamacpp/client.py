@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import lru_cache
 from itertools import repeat
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import orjson
 
-from llamacpp.errors import EngineBroken, EngineRefused, EngineStarting, EngineUnreachable
+from llamacpp.errors import EngineBroken, EngineRefused, EngineStarting, EngineUnreachable, is_refused
 from llamacpp.packed import pack, unpack
 from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Progress, Props, SlotFileReport, SlotReport, Timings, error_of
@@ -66,7 +66,7 @@ class LlamaClient:
         self.identity = self.base_url
         """Tells it from every other engine."""
         self.served = 0.0
-        """When it last answered without an error of its own, by time.monotonic."""
+        """When it last did what it was asked to, by time.monotonic."""
         self._headers = {"accept": "*/*", "accept-encoding": "identity", "connection": "keep-alive"}
         self._headers["user-agent"] = "slotkeeper"
         if api_key:
@@ -140,10 +140,16 @@ class LlamaClient:
 
     async def health(self) -> bool:
         """True when the engine serves (200), False while it loads, refuses, or cannot be reached. Raises nothing."""
-        try:
+        with suppress(EngineUnreachable):
             return (await self.request("GET", "/health", seconds=ASK_SECONDS)).status_code == httpx.codes.OK
-        except EngineUnreachable:
-            return False
+        return False
+
+    async def is_gone(self) -> bool:
+        """Whether nobody listens, or who does will not serve: one that works hard does neither. Raises nothing."""
+        try:
+            return (await self.request("GET", "/health", seconds=ASK_SECONDS)).status_code != httpx.codes.OK
+        except EngineUnreachable as error:
+            return is_refused(error)
 
     async def props(self) -> Props:
         """GET /props; answered during sleep too, without waking the engine."""
@@ -267,7 +273,7 @@ class LlamaClient:
             if not self._is_closed:
                 raise
             raise self._given_up() from error
-        if not response.is_server_error:
+        if response.is_success:
             self.served = time.monotonic()
         return response
 

@@ -38,3 +38,12 @@ class EngineSetupError(Exception):
 
     `str(error)` is a sentence that says what to do about it.
     """
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Whether a connection was refused at the bottom of it: nobody listens there (no time-out, no lack of sockets)."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_refused, error.exceptions))
+    return error is not None and (
+        isinstance(error, ConnectionRefusedError) or is_refused(error.__cause__ or error.__context__)
+    )

@@ -53,6 +53,11 @@ class Props:
         )
 
 
+def is_same(one: Props, other: Props) -> bool:
+    """Whether an engine says the same of itself as before, awake or asleep."""
+    return replace(one, is_sleeping=other.is_sleeping) == other
+
+
 @dataclass(frozen=True, slots=True)
 class SlotReport:
     """One entry of GET /slots. `id_task` and `n_prompt_tokens` are -1 and 0 for a slot that was never used."""
@@ -114,11 +119,11 @@ class Timings:
         if not isinstance(found, dict) or "prompt_n" not in found:
             return None
         return cls(
-            cache_n=_int(found, "cache_n"),
-            prompt_n=_int(found, "prompt_n"),
-            prompt_ms=_float(found, "prompt_ms"),
-            predicted_n=_int(found, "predicted_n"),
-            predicted_ms=_float(found, "predicted_ms"),
+            cache_n=max(0, _int(found, "cache_n")),
+            prompt_n=max(0, _int(found, "prompt_n")),
+            prompt_ms=max(0.0, _float(found, "prompt_ms")),
+            predicted_n=max(0, _int(found, "predicted_n")),
+            predicted_ms=max(0.0, _float(found, "predicted_ms")),
         )
 
     def after(self, first: Timings) -> Timings:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
 
 from llamacpp.errors import EngineError
+from llamacpp.reports import Props, SlotReport, is_same
 from policies.causes import Cause
 from policies.placement import SMALL_TAIL
 from proxy.engine import Engine
@@ -30,24 +32,33 @@ class Beliefs:
     lines: LineBook
     metrics: Metrics
     tasks: Tasks
+    renew: Callable[[Engine, Props | None], Awaitable[None]]
+    """Told of an attached engine that was started anew between two looks, and what it says of itself now, if it does:
+    how it computes, which its files depend on, may be another matter by now."""
     _suspected: dict[str, int] = field(default_factory=dict)
     """Suspicions per engine since its comparison began."""
+    _doubted: set[str] = field(default_factory=set)
+    """Engines that may have been started anew."""
+    _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Instance of each engine, and the newest task that it was seen to have worked on: it counts them from 0."""
 
-    def suspect(self, engine: Engine, told: Slot | None = None, *, was_empty: bool = False) -> None:
+    def suspect(self, engine: Engine, told: Slot | None = None, *, is_doubtful: bool = False) -> None:
         """A cache hit fell far short of what was predicted, or a connection broke: was the engine restarted unseen?
 
         `told`: the slot whose answer says so, and says with it what that slot holds: asked is for the others.
-        `was_empty`: nothing at all was found in a slot that should have held a prefix. An engine that shows no slots
-        can not be asked about the others; they are taken to be empty, too.
+        `is_doubtful`: the connection broke, or nothing at all was found in a slot that should have held a prefix. An
+        engine that shows no slots can not be asked about the others then; they are taken to be empty, too.
         """
-        if not any(s.n_tokens for s in engine.table.slots if s is not told):
+        if is_doubtful:
+            self._doubted.add(engine.name)
+        elif not any(s.n_tokens for s in engine.table.slots if s is not told):
             return
-        if engine.has_slots_endpoint:
+        if not engine.has_slots_endpoint and told is not None and is_doubtful:
+            self._lost(engine, engine.table.lose_idle())
+        if engine.has_slots_endpoint or is_doubtful:
             self._suspected[engine.name] = self._suspected.get(engine.name, 0) + 1
             if self._suspected[engine.name] == 1:
                 self.tasks.spawn(self._recheck(engine), "reconcile")
-        elif was_empty:
-            self._lost(engine, engine.table.lose_idle())
 
     async def _recheck(self, engine: Engine) -> None:
         """Compares until no suspicion has come during the last comparison and the pause after it."""
@@ -70,29 +81,50 @@ class Beliefs:
 
     async def reconcile(self, engine: Engine) -> None:
         """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""
-        if not engine.has_slots_endpoint or engine.props is None or not engine.ready:
+        is_doubtful = engine.name in self._doubted
+        self._doubted.discard(engine.name)
+        if engine.props is None or not engine.ready or not (engine.has_slots_endpoint or is_doubtful):
             return
         before = {
             s.id: (s.n_tokens, s.last_used) for s in engine.table.slots if s.is_idle and s.n_tokens and s.last_used
         }
         try:
-            if await self.is_asleep(engine):
+            props = await engine.client.props()
+            if props.is_sleeping:
+                self._lost(engine, engine.table.lose_idle())
                 return
-            reports = await engine.client.slots()
+            reports = await engine.client.slots() if engine.has_slots_endpoint else []
         except EngineError:
+            if is_doubtful and await engine.client.is_gone():
+                await self.renew(engine, None)
             return
+        was_renewed = self._is_new(engine, reports, before)
         for report in reports:
-            slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
-            is_known = slot is not None and before.get(report.id) == (slot.n_tokens, slot.last_used)
-            if slot is None or not is_known or not slot.is_idle or report.is_processing:
-                continue
-            real = report.n_prompt_tokens
-            differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
-            if differs and (report.id_task >= 0 or not slot.was_restored):
-                log.warning(
-                    "slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=report.n_prompt_tokens
-                )
-                self._lost(engine, engine.table.correct(slot, report.n_prompt_tokens))
+            self._compare(engine, report, before)
+        has_room = any(s.is_idle and not s.n_tokens for s in engine.table.slots)
+        if was_renewed or not is_same(engine.props, props) or (is_doubtful and has_room):
+            await self.renew(engine, props)
+
+    def _compare(self, engine: Engine, report: SlotReport, before: dict[int, tuple[int, float]]) -> None:
+        slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
+        is_known = slot is not None and before.get(report.id) == (slot.n_tokens, slot.last_used)
+        if slot is None or not is_known or not slot.is_idle or report.is_processing:
+            return
+        real = report.n_prompt_tokens
+        differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
+        if differs and (report.id_task >= 0 or not slot.was_restored):
+            log.warning("slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=real)
+            self._lost(engine, engine.table.correct(slot, real))
+
+    def _is_new(self, engine: Engine, reports: list[SlotReport], before: dict[int, tuple[int, float]]) -> bool:
+        """Whether it has forgotten what it worked on: a slot that answered was never used, or tasks count anew."""
+        newest = max((r.id_task for r in reports), default=-1)
+        instance, known = self._newest.get(engine.name, (engine.instance, -1))
+        self._newest[engine.name] = engine.instance, newest
+        answered = {i for i in before if not engine.table.slots[i].was_restored}
+        return (instance == engine.instance and newest < known) or any(
+            r.id_task < 0 for r in reports if r.id in answered
+        )
 
     async def notice_sleep(self, engine: Engine) -> None:
         """An engine that sleeps has unloaded its model: waking is a restart. Asks when it may sleep by now."""

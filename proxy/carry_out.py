@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from llamacpp.errors import EngineError, EngineRefused
-from llamacpp.reports import Progress, Timings
+from llamacpp.reports import Progress, Timings, is_same
 from policies.causes import Cause
 from policies.checkpoints import after_prompt
 from policies.placement import SMALL_TAIL
@@ -247,19 +247,24 @@ def _fits(engine: Engine, slot: Slot, snapshot: Snapshot) -> bool:
 
 async def _refused(engine: Engine, slot: Slot, snapshot: Snapshot) -> None:
     """The engine had the room and would not read the file: it is not tried again, and the slot is emptied. A file that
-    was read in part may have spoilt the engine (llama.cpp #27068): one that computes otherwise now is given up.
+    was read in part may have spoilt the engine (llama.cpp #27068): one that computes otherwise now is given up. One
+    that says otherwise of itself was started anew: the file is not to blame, and stays.
     """
     try:
         await engine.client.erase_slot(slot.id)
+        if engine.props is not None and not is_same(engine.props, await engine.client.props()):
+            engine.fingerprint = None
+            engine.refresh_abilities()
+            return
         with suppress(StoreError):
             await engine.store.remove(snapshot.id)
-        is_same = await fingerprint.is_unchanged(
+        is_unchanged = await fingerprint.is_unchanged(
             engine.client, slot.id, engine.slot_dir, engine.store, engine.fingerprint
         )
     except (EngineError, OSError, StoreError) as error:
         log.warning("not_compared", engine=engine.name, error=str(error))
         return
-    if not is_same:
+    if not is_unchanged:
         engine.give_up("it computes otherwise since it refused a slot file")
 
 

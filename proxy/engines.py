@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +13,14 @@ from llamacpp import engines as children
 from llamacpp.capabilities import probe_opening
 from llamacpp.client import LlamaClient
 from llamacpp.engines import attached, build
-from llamacpp.errors import EngineError, EngineSetupError, EngineStarting, EngineUnreachable
-from llamacpp.routers import find_router
+from llamacpp.errors import EngineError, EngineSetupError, EngineStarting
+from llamacpp.reports import Props, is_same
 from policies.causes import Cause
 from policies.checkpoints import REWINDS
 from proxy import fingerprint
 from proxy.beliefs import Beliefs
 from proxy.config import Settings
 from proxy.engine import Engine, names_of
-from proxy.engine_errors import not_attached
 from proxy.engine_spec import (
     can_rewind,
     child_spec,
@@ -41,16 +38,14 @@ from proxy.errors import BadRequest, StoreError, UnknownModel
 from proxy.learned import LearnedBook, learn_ways
 from proxy.lines import Line, LineBook
 from proxy.metrics import Metrics
-from proxy.routed import Fleet
 from proxy.store import Store
 from proxy.tasks import Tasks
+from proxy.watching import Watch, say_not_attached
 
 log = structlog.get_logger(__name__)
 
 HEALTH_SECONDS = 0.1
 """Pause between two looks at a loading engine."""
-WATCH_SECONDS = 2.0
-"""Pause between two looks at an attached engine."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before an engine that died is started again, doubled each time; a run of STABLE_SECONDS starts anew."""
 STABLE_SECONDS = 60.0
@@ -82,11 +77,11 @@ class Engines:
     _children: dict[str, children.Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: dict[str, str] = field(default_factory=dict)
-    _fleets: dict[str, Fleet] = field(default_factory=dict)
+    _watches: list[Watch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.learned = LearnedBook(self.settings.state_dir / "engines")
-        self.beliefs = Beliefs(self.lines, self.metrics, self.tasks)
+        self.beliefs = Beliefs(self.lines, self.metrics, self.tasks, self.renew)
 
     # --- choosing ---------------------------------------------------------------------------------------------------
 
@@ -145,13 +140,15 @@ class Engines:
             client = LlamaClient(spec.url, key.get_secret_value() if key else None)
             engine = self.new_engine(f"engine{number}", "attached", client, spec.kind)
             engine.wanted_model, engine.slot_dir = spec.model, spec.slots
-            self.tasks.spawn(self._watch(engine, spec), f"watch-{engine.name}")
+            watch = Watch(self, engine, spec)
+            self._watches.append(watch)
+            self.tasks.spawn(watch.run(self._stopping), f"watch-{engine.name}")
 
     async def stop(self, seconds: float) -> None:
         """Ends our children (their slots are saved by then) and closes all connections."""
         self._stopping.set()
         await asyncio.gather(*(child.stop(seconds) for child in self._children.values()))
-        for engine in (*self.all, *(fleet.front for fleet in self._fleets.values())):
+        for engine in {*self.all, *(watch.engine for watch in self._watches)}:
             await engine.client.aclose()
 
     async def wait_released(self, seconds: float) -> None:
@@ -333,35 +330,18 @@ class Engines:
 
     # --- attached ---------------------------------------------------------------------------------------------------
 
-    async def _watch(self, engine: Engine, spec: attached.AttachedSpec) -> None:
-        """Looks after an engine that somebody else runs: attach when it answers, notice when it goes."""
-        told, fleet = False, None
-        while not self.is_stopping():
-            try:
-                if fleet is None and not engine.ready and (router := await find_router(engine.client)) is not None:
-                    fleet = self._fleets[engine.name] = Fleet(self, engine, spec, router)
-                if fleet is not None:
-                    await fleet.look()
-                else:
-                    told = await self._look(engine, spec, told=told)
-            except Exception as error:  # whatever it is: without this loop nobody would look again
-                log.error("engine_not_watched", engine=engine.name, exc_info=error)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), WATCH_SECONDS)
-
-    async def _look(self, engine: Engine, spec: attached.AttachedSpec, *, told: bool) -> bool:
-        """`told`, and returned: whether it was said that it does not answer."""
-        has_served = engine.ready and time.monotonic() - engine.client.served < WATCH_SECONDS
-        healthy = has_served or await engine.client.health()
-        if not healthy and not engine.ready and not told:
-            log.warning("engine_does_not_answer", engine=engine.name, url=spec.url, again_in_seconds=WATCH_SECONDS)
-        told = told or not (healthy or engine.ready)
-        if not healthy and engine.ready and not engine.table.runners():
-            self.lost_instance(engine, "its /health does not answer")
-            log.warning("engine_gone", engine=engine.name, url=spec.url)
-        elif not engine.ready:
-            await self.attach(engine, spec, is_start=engine.instance == 0 and not told)
-        return told
+    async def renew(self, engine: Engine, props: Props | None) -> None:
+        """It was started anew, perhaps with other flags: what it is, or at least what its files are known by, is found
+        out again. An engine of ours or of a router has others who look after it."""
+        if engine.kind != "attached" or engine.wake is not None:
+            return
+        log.warning("engine_gone" if props is None else "engine_was_restarted", engine=engine.name)
+        if props is None or engine.props is None or not is_same(engine.props, props):
+            self.lost_instance(engine, "it was started anew.")
+        elif engine.fingerprint is not None:
+            engine.fingerprint = None
+            engine.refresh_abilities()
+            await self.identify(engine)
 
     async def attach(self, engine: Engine, spec: attached.AttachedSpec, *, is_start: bool = False) -> None:
         """Finds out what it is and can do; it is ready then, or says why not. `is_start`: this is the first look at
@@ -379,21 +359,13 @@ class Engines:
             engine.why_not, engine.is_loading = "it is loading its model", True
             return
         except children.UsageError as error:
-            _not_attached(engine, spec, error, has_key=False)
+            say_not_attached(engine, spec, error, has_key=False)
             if is_start:
                 self.on_hopeless(error)
             return
         except EngineError as error:
-            _not_attached(engine, spec, error, has_key=self.settings.upstream_api_key is not None)
+            say_not_attached(engine, spec, error, has_key=self.settings.upstream_api_key is not None)
             return
         for sentence in found.missing:
             log.warning("engine_lacks", engine=engine.name, what=sentence)
         log.info("engine_attached", engine=engine.name, url=spec.url, model=engine.model, n_ctx=engine.n_ctx)
-
-
-def _not_attached(engine: Engine, spec: attached.AttachedSpec, error: Exception, *, has_key: bool) -> None:
-    """Why not, said once: it answers, but not as an engine, so somebody has to do something about it."""
-    why = not_attached(error, has_key=has_key)
-    if why != engine.why_not and not isinstance(error, EngineUnreachable):
-        log.warning("engine_not_attached", engine=engine.name, url=spec.url, why=why, again_in_seconds=WATCH_SECONDS)
-    engine.why_not, engine.is_loading = why, False

@@ -297,9 +297,9 @@ class Exchange:
             nonlocal settled
             if slot.state is not SlotState.BUSY or engine.instance != instance:
                 return
-            settled = True
             slot.apply(SlotEvent.ANSWERED)
             self._settle(engine, slot, want, found, timings, carried, is_guest=is_guest and not takes_over)
+            settled = True
 
         relay = Relay(r.shapes, Asked.of(r.body, r.shapes), self.out, self.record.headers(), settle, r.writer)
         if self._ledger is not None:
@@ -309,7 +309,7 @@ class Exchange:
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
-            self.service.engines.beliefs.suspect(engine)
+            self.service.engines.beliefs.suspect(engine, is_doubtful=True)
             raise
         finally:
             self.clock.first = relay.first_event
@@ -379,7 +379,7 @@ class Exchange:
         else:
             self._advance(line, timings.cache_n + timings.prompt_n)
         if fell_short:
-            self.service.engines.beliefs.suspect(engine, slot, was_empty=was_empty)
+            self.service.engines.beliefs.suspect(engine, slot, is_doubtful=was_empty)
         self.service.engines.learned.note_turn(engine, carried, timings)
         engine.refresh_abilities()
         engine.table.release(slot)

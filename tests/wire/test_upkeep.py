@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from llamacpp import engines as children
-from proxy import engines, keeper
+from proxy import engines, keeper, watching
 from proxy.api.ops import control_app
 from proxy.errors import StoreError
 from proxy.keeper import Keeper
@@ -112,17 +112,17 @@ async def test_a_round_that_breaks(serve: Serve, fake: FakeLlama, monkeypatch: p
 
 async def test_a_look_that_breaks(serve: Serve, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens while an attached engine is looked at, it is looked at again."""
-    looks, look = 0, engines.Engines._look
+    looks, look = 0, watching.Watch._look
 
-    async def breaks(self: engines.Engines, *args: Any, **options: Any) -> bool:
+    async def breaks(self: watching.Watch) -> None:
         nonlocal looks
         looks += 1
         if looks < 3:
             raise RuntimeError("nobody thought of this")
-        return await look(self, *args, **options)
+        await look(self)
 
-    monkeypatch.setattr(engines, "WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(engines.Engines, "_look", breaks)
+    monkeypatch.setattr(watching, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(watching.Watch, "_look", breaks)
     wire = await serve(fake)
     assert looks >= 3
     assert (await wire.post(CHAT, chat("hi"))).status_code == 200
@@ -132,15 +132,15 @@ async def test_an_engine_that_serves_is_not_asked_how_it_is(
     serve: Serve, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers say so; without any for a while it is asked, and gone when it does not say."""
-    looks, look = 0, engines.Engines._look
+    looks, look = 0, watching.Watch._look
 
-    async def counted(self: engines.Engines, *args: Any, **options: Any) -> bool:
+    async def counted(self: watching.Watch) -> None:
         nonlocal looks
         looks += 1
-        return await look(self, *args, **options)
+        await look(self)
 
-    monkeypatch.setattr(engines, "WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(engines.Engines, "_look", counted)
+    monkeypatch.setattr(watching, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(watching.Watch, "_look", counted)
     wire = await serve(fake)
     client = wire.service.engines.all[0].client
     client.served = float("inf")
