@@ -148,6 +148,7 @@ async def save(
     try:
         report = await engine.client.save_slot(slot.id, temp)
         if not report.n_tokens:
+            engine.doubt()
             raise EngineError("the slot was empty when it was to be saved; does the engine clear idle slots?")
         snapshot = await store.publish(
             temp,
@@ -253,8 +254,7 @@ async def _refused(engine: Engine, slot: Slot, snapshot: Snapshot) -> None:
     try:
         await engine.client.erase_slot(slot.id)
         if engine.props is not None and not is_same(engine.props, await engine.client.props()):
-            engine.fingerprint = None
-            engine.refresh_abilities()
+            engine.doubt()
             return
         with suppress(StoreError):
             await engine.store.remove(snapshot.id)

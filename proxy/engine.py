@@ -139,6 +139,8 @@ class Engine:
     """Its --sleep-idle-seconds; 0: it never sleeps or, attached, nothing tells."""
     restart: Callable[[], None] | None = None
     """Ends it, so that it is started again (ours only)."""
+    doubt: Callable[[], None] = lambda: None
+    """Told when it behaves as if it had been started anew unseen (proxy/beliefs)."""
     wake: Callable[[], Awaitable[None]] | None = None
     """Has its router load its model, for a request (proxy/routed; None where no router does)."""
     unloaded: bool = False
@@ -206,14 +208,12 @@ class Engine:
         return self.chosen_template.clock_arguments
 
     def clock_told(self, *, has_system: bool, has_tools: bool) -> tuple[tuple[str, str], ...]:
-        """Those of `clock_values` that stand in such a prompt: some templates print the date only without a system
-        message."""
+        """Those of `clock_values` that stand in such a prompt: some templates print the date without a system text."""
         printed = self.clock_printed.get((has_system, has_tools))
         return tuple(v for v in self.clock_values if printed is None or placeholder(v[0]) in printed)
 
     async def read_template(self, props: Props, advice: str) -> None:
-        """What its template takes, None where that cannot be asked (no template, an embedding model), and what its text
-        says; `advice` goes to the log when it prints the clock, once."""
+        """What its template takes, where that can be asked, and says; `advice` is logged when it prints the clock."""
         try:
             self.template = await probe_template(self.client)
         except EngineError as error:

@@ -182,6 +182,7 @@ class Engines:
         """One more in `all`, not ready yet; `takes`: chat or embedding requests."""
         self._kinds[name] = takes
         engine = Engine(name, kind, self.store, self.metrics, self.settings.max_waiting, client)
+        engine.doubt = lambda: self.beliefs.suspect(engine, is_doubtful=True)
         engine.metrics.add_engine(name, "unknown", 0)
         self.all.append(engine)
         return engine
@@ -338,6 +339,7 @@ class Engines:
         log.warning("engine_gone" if props is None else "engine_was_restarted", engine=engine.name)
         if props is None or engine.props is None or not is_same(engine.props, props):
             self.lost_instance(engine, "it was started anew.")
+            engine.is_loading = props is not None  # it answers: the next look attaches it
         elif engine.fingerprint is not None:
             engine.fingerprint = None
             engine.refresh_abilities()

@@ -134,3 +134,26 @@ async def test_tasks_that_count_anew(wire: Wire, fake: FakeLlama) -> None:
         slot.id_task = 1
     await beliefs.reconcile(engine)
     assert len(renewed) == 1
+
+
+async def test_a_file_that_the_new_one_refuses_stays(serve: Serve, tmp_path: Path) -> None:
+    """A smaller context than that of the engine that wrote it: the engine is asked what it is, the file is kept."""
+    slots = tmp_path / "engine-slots"
+    slots.mkdir()
+    async with FakeLlama(n_slots=1, slot_dir=slots) as fake:
+        wire = await serve(upstream=(f"{fake.url},slots={slots}",))
+        engine = wire.service.engines.all[0]
+        for text in (LONG, "quite another " * 200):  # the second has the first one's slot, and its file
+            await wire.post(CHAT, chat(text))
+        kept = {snapshot.id for snapshot in wire.service.store.all()}
+        assert kept
+        fake.restart()
+        fake.n_ctx, fake.spoilt_by_files = 4096, True
+        first = await wire.post(CHAT, chat(LONG, " w0 w1 w2 w3", "and now"))
+        assert first.status_code == 200 or (first.status_code == 503 and "retry-after" in first.headers)
+
+        async def is_known() -> bool:
+            return engine.ready and engine.n_ctx == 4096
+
+        await until(is_known)
+        assert kept <= {snapshot.id for snapshot in wire.service.store.all()}
