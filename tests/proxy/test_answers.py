@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
+import orjson
 import pytest
 
 from policies.types import Match
+from proxy.engine import Engine
+from proxy.lines import Found, Line
+from proxy.settle import signs_of
 from tests.proxy.talk import Json, Talk, answer, call, is_prefix, result, sent, system, text, user
 
 Turns = list[Json]
@@ -52,9 +59,11 @@ def test_equal_answers_behind_an_edit(drops: bool) -> None:
 def test_the_newest_answer_behind_an_edit() -> None:
     """It was the answer to what stood there before."""
     talk = Talk(session="s")
-    talk.send([system(), user("x"), answer(), user("y")], reply=thought("Fine.", "About x."))
-    edited = talk.ask([system(), user("other"), answer(), user("y"), answer("Fine."), user("z")])
-    assert "About x." not in text(edited)
+    history = [system(), user("x"), answer(), user("y"), answer(), user("z")]
+    talk.send(history, reply=thought("Fine.", "About y."))
+    edited = talk.ask([*history[:3], user("other"), *history[4:], answer("Fine."), user("w")])
+    assert edited.found.match is Match.EDITED and "About y." not in text(edited)
+    assert "About y." in text(talk.ask([*history, answer("Fine."), user("w")]))
 
 
 def test_twins_are_told_apart_by_their_thoughts() -> None:
@@ -149,3 +158,14 @@ def test_results_that_are_pruned_late_do_not_hide_the_answer() -> None:
     talk.send(pruned, reply=thought("Fine.", "Hm."), n_tokens=90_000)
     after = talk.send([*pruned, answer("Fine."), user("z")])
     assert after.found.match is Match.EDITED and sent(after)[-2] == thought("Fine.", "Hm.")
+
+
+@pytest.mark.parametrize(("now", "is_dropped"), [(None, True), ("One", True), ("Other.", False)])
+def test_the_cause_of_what_changed(now: str | None, is_dropped: bool) -> None:
+    """What repair would give back was dropped; other thoughts are an edit."""
+    engine = cast(Engine, SimpleNamespace(drops_reasoning=False, prints_clock=False))
+    line = cast(Line, SimpleNamespace(day=""))
+    before = orjson.dumps({"messages": [user("x"), thought("Fine.", "One."), user("y")]})
+    body = {"messages": [user("x"), answer("Fine.") if now is None else thought("Fine.", now), user("y")]}
+    signs = signs_of(engine, Found(line, Match.EDITED, 1), body, before)
+    assert signs.dropped_reasoning is is_dropped
