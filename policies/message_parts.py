@@ -60,6 +60,21 @@ def thoughts(message: Message) -> list[Any]:
     return [*fields, *(part for part in as_list(message.get("content")) if is_thought(part))]
 
 
+def thought_texts(message: Message) -> list[str]:
+    """The texts of `thoughts`, without white space: one per field, one for all parts. What is no text says nothing."""
+    if role_of(message) != "assistant":
+        return []
+    said = [message.get(name) for name in sorted(REASONING)]
+    said.append([part for part in as_list(message.get("content")) if is_thought(part)])
+    texts = ["".join(map(_thought, value)) if isinstance(value, list) else _thought(value) for value in said]
+    return [bare for text in texts if (bare := "".join(text.split()))]
+
+
+def _thought(value: object) -> str:
+    found = (value.get("thinking") or value.get("text")) if isinstance(value, dict) else value
+    return found if isinstance(found, str) else ""
+
+
 def reminders(message: Message) -> tuple[str, ...]:
     """The `<system-reminder>...</system-reminder>` blocks (any tag that ends in `-reminder`) of a user message or a
     tool result, with their tags, in order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -16,14 +16,13 @@ from typing import Any
 import orjson
 import structlog
 
-from policies.append_only import Repaired, diff_kinds, normal, reconcile
+from policies.append_only import Repaired, diff_kinds, reconcile
 from policies.compaction import asks_for_summary
 from policies.layout import change_note, first_note, line_note, with_note
 from policies.message_parts import only_reminders, reminders, without_reminders
-from policies.placeholders import resolved
 from policies.reminders import moved_reminders, new_reminders, overtaken
-from policies.replay import give_back
 from policies.types import Match
+from proxy.answers import answered, given_back, own_thoughts
 from proxy.api.read import ModelRequest, folded
 from proxy.errors import BrokenLine
 from proxy.kept_json import kept_json
@@ -207,12 +206,16 @@ class _Repair:
         raws = self._request.raws
         if old is not None and known == self._n and raws[-1] != old.raw[known - 1]:
             known -= 1  # asked again in other words: the newest message is the client's to say
+        agreed = known
         if old is not None:
             known, found = self._bounded(old, self._with_room(old, known, laid), found)
         if found.line is not None and old is not None and self._needs_text(old, known):
             sent = await self._recognition.texts(found.line)
             if sent is None:
                 old, known = None, 0
+            elif (at := own_thoughts(self._request, old, known)) is not None:
+                known, found, is_edit = at, Found(found.line, Match.EDITED, at), True
+                self._deferred = {i for i in self._deferred if i < at}
         if old is not None and found.match is Match.EXTENDS and known < len(old.raw):
             found = Found(found.line, Match.EDITED, known)
         full, old = old, old.branch(known) if old is not None else None
@@ -222,7 +225,8 @@ class _Repair:
         altered = {i for i in (*range(self._n_leading), *self._opening) if messages[i] != self._messages[i]}
         if old is not None:
             altered |= self._from_ledger(old, messages, is_cut=full is not None and known < len(full.raw))
-        altered |= self._given_back(full, known, messages, is_edit=is_edit)
+        if full is not None:
+            altered |= self._given_back(full, known, agreed, messages, is_edit=is_edit)
         told = self._noted(old, known, laid, messages, altered)
         return self._finish(laid, found, old, messages, altered, told)
 
@@ -296,44 +300,13 @@ class _Repair:
 
     _reminders: Sequence[str] = ()
 
-    def _given_back(self, full: Ledger | None, known: int, messages: list[Json], *, is_edit: bool) -> set[int]:
+    def _given_back(self, full: Ledger, known: int, agreed: int, messages: list[Json], *, is_edit: bool) -> set[int]:
         """Answers that the client echoes in other words, or without what the model thought, as the model gave them."""
-        if full is None:
-            return set()
-        altered: set[int] = set()
-        again = range(len(full.normal) - 1, known - 1, -1) if is_edit and full.sent is not None else ()
-        places = {full.normal[i]: i for i in again}
-        for i in range(max(known, self._n_leading), self._n):
-            if messages[i].get("role") != "assistant":
-                continue
-            if len(altered) >= MOST_RESPELLED:
-                self._repairs.append("gave_up")
-                break
-            reply = self._reply_to(full, i, places)
-            if reply is None:
-                continue
-            given, kinds = self._echoed(reply, messages[i], full)
-            if kinds:
-                messages[i] = given
-                self._repairs.extend(kinds)
-                altered.add(i)
+        places = answered(full, self._request.normals, known, agreed, is_edit=is_edit)
+        defaults = self._recognition.defaults()
+        altered, repairs = given_back(full, self._request, places, messages, defaults, MOST_RESPELLED)
+        self._repairs.extend(repairs)
         return altered
-
-    def _echoed(self, reply: Json, echo: Json, full: Ledger) -> tuple[Json, tuple[str, ...]]:
-        said, defaults = resolved(reply, full.values), self._recognition.defaults()
-        if said is not reply and normal(said, defaults) == normal(echo, defaults):
-            return reply, ("placeholder",)
-        return give_back(reply, echo, defaults)
-
-    def _reply_to(self, full: Ledger, position: int, places: Mapping[bytes, int]) -> Json | None:
-        """`places`: where the ledger behind an edit has a message of that normal form first."""
-        if position == len(full.raw):
-            return full.reply.message
-        at = places.get(self._request.normals[position])
-        if at is None or full.sent is None or full.sent[at] == self._request.blobs[position]:
-            return None
-        said: Json = orjson.loads(full.sent[at])
-        return said
 
     def _noted(
         self, old: Ledger | None, known: int, laid: LaidBase, messages: list[Json], altered: set[int]

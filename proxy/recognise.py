@@ -20,6 +20,7 @@ from policies.layout import changed_lines
 from policies.message_parts import only_reminders, reminders, role_of
 from policies.normal_form import Defaults
 from policies.placeholders import resolved
+from policies.replay import has_other_thoughts
 from policies.types import Match, Prompt, digest
 from proxy.api.read import ModelRequest, chained
 from proxy.errors import StoreError
@@ -148,8 +149,8 @@ class Recognition:
         reply = ledger.reply.message if ledger is not None and shared == len(ledger.raw) < self._n else None
         if reply is None or ledger is None or self._messages[shared].get("role") != "assistant":
             return None
-        defaults = self.defaults()
-        return normal(resolved(reply, ledger.values), defaults) == normal(self._messages[shared], defaults)
+        said, echo, defaults = resolved(reply, ledger.values), self._messages[shared], self.defaults()
+        return normal(said, defaults) == normal(echo, defaults) and not has_other_thoughts(said, echo)
 
     def _look_up(self, n_learned: int) -> tuple[LaidBase, Found]:
         laid = self._lay_out(n_learned)

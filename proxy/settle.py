@@ -12,6 +12,7 @@ from llamacpp.reports import Timings
 from policies.append_only import diff_kinds, normal
 from policies.causes import Turn, Verdict, explain
 from policies.checkpoints import Memory, after_prompt
+from policies.replay import has_other_thoughts
 from policies.types import Action, Match
 from proxy.engine import Engine
 from proxy.errors import Dialect, Outcome
@@ -125,7 +126,8 @@ def signs_of(engine: Engine, found: Found, body: Json, before: bytes | None) -> 
 def _dropped_reasoning(messages: list[Json], at: int, before: bytes | None) -> bool:
     try:
         old, new = orjson.loads(before or b"")["messages"][at], messages[at]
-        return normal(old, {}) == normal(new, {}) and "reasoning" in diff_kinds(old, new)
+        is_alike = normal(old, {}) == normal(new, {}) and "reasoning" in diff_kinds(old, new)
+        return is_alike and not has_other_thoughts(old, new)
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return False
 

@@ -94,8 +94,10 @@ def respelled(draw: st.DrawFn, message: Message) -> Message:
 def _respell_answer(draw: st.DrawFn, out: Message) -> None:
     if draw(st.booleans()):
         out.pop("reasoning_content", None)
-    elif draw(st.booleans()):
-        out["reasoning_content"] = draw(words)
+    elif (own := out.get("reasoning_content")) is None:
+        out.update(draw(st.fixed_dictionaries({}, optional={"reasoning_content": words})))
+    else:
+        out["reasoning_content"] = draw(st.sampled_from([f"\n{own} ", own.strip(), own[: len(own) // 2], own]))
     out["content"] += draw(st.sampled_from(["", " ", "\n\n\t"]))
     for key in ("tool_calls",) if "tool_calls" in out else ():
         out[key] = [

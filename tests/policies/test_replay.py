@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.append_only import normal
-from policies.replay import give_back
+from policies.placeholders import resolved
+from policies.replay import give_back, has_other_thoughts, places_again
 from tests.policies.respellings import DEFAULTS, Message, assistants, call, messages, respelled
 
 TEXT = '{"path": "a\\u00e9", "other":1.50}'
@@ -48,9 +49,89 @@ def test_nothing_that_the_client_says_is_lost(own: Message, incoming: Message) -
     got, kinds = back(own, incoming)
     assert normal(got, DEFAULTS) == normal(incoming, DEFAULTS)
     if incoming.get("reasoning_content"):
-        assert got.get("reasoning_content") in (incoming["reasoning_content"], own.get("reasoning_content"))
+        is_own = has_other_thoughts(own, incoming)
+        given = () if is_own else (own.get("reasoning_content"),)
+        assert got.get("reasoning_content") in (incoming["reasoning_content"], *given)
     if got is incoming:
         assert kinds in ((), ("gave_up",))
+
+
+@given(st.data(), assistants(), st.text("xyz", min_size=1))
+def test_thoughts_of_the_clients_own_stay(data: st.DataObject, own: Message, other: str) -> None:
+    """Another answer in the same words, another model's: whatever else is respelled, it is not this reply."""
+    incoming = {**data.draw(respelled(own)), "reasoning_content": other}
+    told = "".join(own.get("reasoning_content", "").split())
+    is_same = told.startswith(other) or other.startswith(told)
+    got = back(own, incoming)
+    if "reasoning_content" not in own:
+        assert got[0]["reasoning_content"] == other
+    elif not is_same:
+        assert got[0] is incoming and got[1] == ()
+    assert has_other_thoughts(own, incoming) is (not told or not is_same)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "is_other"),
+    [
+        ("reasoning", "Hm.", False),
+        ("reasoning_details", [{"type": "reasoning.text", "text": "Hm"}, {"text": "."}], False),
+        ("reasoning_details", [{"type": "reasoning.encrypted", "data": "aa"}], False),
+        ("content", [{"type": "thinking", "thinking": "H m."}], False),
+        ("content", [{"type": "thinking", "thinking": "Other."}], True),
+        ("reasoning", "Other.", True),
+        ("reasoning_content", {"a": 1}, False),
+        ("reasoning_content", " \n", False),
+    ],
+)
+def test_where_clients_put_thoughts(field: str, value: object, is_other: bool) -> None:
+    own = reply("So.", reasoning_content="Hm.")
+    assert has_other_thoughts(own, {"role": "assistant", "content": "So.", field: value}) is is_other
+
+
+short = st.lists(st.sampled_from([b"u", b"v", b"a", b"b"]), max_size=12)
+
+
+@given(short, short, st.integers(0, 12))
+def test_places_behind_an_edit(ledger: list[bytes], incoming: list[bytes], start: int) -> None:
+    """The nearest place of the same message behind the same one, wherever there is one."""
+    found = places_again(ledger, incoming, start)
+    for position in range(len(incoming)):
+        pair = incoming[position - 1 : position + 1]
+        places = [at for at in range(max(start, 1), len(ledger)) if ledger[at - 1 : at + 1] == pair]
+        if position < max(start, 1) or not places:
+            assert position not in found
+        else:
+            assert found[position] in places
+            assert abs(found[position] - position) == min(abs(at - position) for at in places)
+
+
+VALUES = {"[[date]]": "Sun Nov 29", "[[cwd]]": "/home/u"}
+pieces = st.lists(st.sampled_from(["a", " ", "b[", "]", *VALUES]), min_size=1, max_size=8)
+
+
+@given(pieces, pieces)
+def test_a_beginning_that_names_placeholders(begun: list[str], rest: list[str]) -> None:
+    """The client was told values; the model goes on from what it said itself."""
+    own = reply("".join(begun + rest) + ".", reasoning_content="In [[cwd]].")
+    told = resolved(reply("".join(begun)), VALUES)
+    got, kinds = give_back(own, told, DEFAULTS, VALUES)
+    if not told["content"].strip():
+        assert got is told
+        return
+    assert got["reasoning_content"] == "In [[cwd]]." and "reasoning" in kinds
+    assert own["content"].startswith(got["content"].rstrip())
+    assert resolved({**got}, VALUES)["content"] == told["content"]
+    cut = give_back(own, reply(resolved(own, VALUES)["content"][:3]), DEFAULTS, VALUES)[0]
+    assert resolved(cut, VALUES)["content"] == resolved(own, VALUES)["content"][:3]
+
+
+def test_placeholders_in_a_part_of_the_calls() -> None:
+    own = reply("In [[cwd]].", '{"path": "[[cwd]]/a"}', '{"path": "b"}', reasoning_content="Hm, [[cwd]].")
+    told = reply("In /home/u.", '{"path":"/home/u/a"}', reasoning_content="Hm, /home/u.")
+    got, kinds = give_back(own, told, DEFAULTS, VALUES)
+    assert got["tool_calls"][0]["function"]["arguments"] == '{"path": "[[cwd]]/a"}'
+    assert (got["reasoning_content"], kinds) == ("Hm, [[cwd]].", ("arguments", "reasoning"))
+    assert give_back(own, reply("In /home/v."), DEFAULTS, VALUES)[1] == ()
 
 
 @pytest.mark.parametrize(
