@@ -8,7 +8,17 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from policies.checkpoints import REWINDS, Memory, reused
-from policies.placement import GUEST_AT_MOST, SAVE_AT_LEAST, SMALL_TAIL, WAIT_WORTH, _choices, is_worth_saving, place
+from policies.placement import (
+    GUEST_AT_MOST,
+    MOST_SNAPSHOTS,
+    SAVE_AT_LEAST,
+    SMALL_TAIL,
+    WAIT_WORTH,
+    _choices,
+    is_worth_saving,
+    most_useful,
+    place,
+)
 from policies.types import Abilities, Action, Place, Question, SlotFacts, SnapshotFacts
 
 IN_PLACE = (Action.CONTINUE, Action.GUEST)
@@ -344,6 +354,23 @@ def test_one_more_snapshot_never_makes_things_worse(q: Question, size: int, data
     after = min(((c.destroys, c.cost) for c in _choices(more, idle)), default=None)
     assert (before is None) == (after is None)
     assert before is None or after is None or after <= before
+
+
+@given(questions(), st.lists(SIZES.map(lambda n: n + 1), min_size=MOST_SNAPSHOTS, max_size=12), st.data())
+def test_what_the_cut_leaves_out_serves_no_better(q: Question, sizes: list[int], data: st.DataObject) -> None:
+    """A base, and files of conversations that go on behind what they share with the prompt."""
+    assume(not q.fresh and q.n_prompt > SAVE_AT_LEAST)
+    base = data.draw(st.integers(SAVE_AT_LEAST, q.n_prompt))
+    shared = st.integers(base, q.n_prompt)
+    many = [SnapshotFacts(f"m{i}", n + more, n) for i, more in enumerate(sizes) for n in [data.draw(shared)]]
+    q = replace(q, snapshots=(*many, SnapshotFacts("base", base, base)), capacity=None)
+    q = replace(q, abilities=replace(q.abilities, restore=True))
+    fewer = replace(q, snapshots=most_useful(q.abilities, q.n_prompt, q.snapshots))
+    assert len(fewer.snapshots) == MOST_SNAPSHOTS
+    idle = [s for s in q.slots if s.idle]
+    assume(idle)
+    before, after = (min((c.destroys, c.cost) for c in _choices(some, idle)) for some in (q, fewer))
+    assert after[0] == before[0] and after[1] < before[1] + SAVE_AT_LEAST
 
 
 @given(questions())
