@@ -226,7 +226,7 @@ def _load_price(q: Question, snapshot: SnapshotFacts) -> float:
 def _loss_price(q: Question, slot: SlotFacts, *, in_place: bool) -> float:
     """What giving up a slot's content (or, in place, what lies beyond the common prefix) will cost its owner."""
     lost = _lost(q, slot, in_place=in_place)
-    if lost <= SMALL_TAIL:
+    if lost <= SMALL_TAIL or slot.ownerless:
         return 0.0
     a, weight = q.abilities, FAMILY_RETURNS if slot.family else _recency(q, slot)
     if is_worth_saving(q, slot):

@@ -72,6 +72,14 @@ def test_of_files_that_serve_alike_the_shorter_are_weighed() -> None:
     assert most_useful(Abilities(), 1680, [*long, SnapshotFacts("base", 1470, 1470)])[0].id == "base"
 
 
+def test_room_is_made_of_what_nobody_comes_back_for() -> None:
+    """It is the newest, and its cells are as good as those of a conversation."""
+    theirs = replace(A, foreign=True, ownerless=True, common=0, saved=800, last_used=9.0)
+    table = (replace(A, id=1, common=0), theirs, SlotFacts(2, 0))
+    p = go(Question(900, 100, table, capacity=1900, abilities=NO_FILES))
+    assert (p.slot, p.evictions) == (2, (Eviction(0, False),))
+
+
 def test_a_copy_that_costs_more_than_the_prefill_is_not_made() -> None:
     dear = Abilities(save_cost=0.6, restore_cost=0.1)
     assert go(Question(900, 100, (A, *EMPTY), abilities=dear)).action is Action.COLD
