@@ -7,11 +7,22 @@ llama-server's own rule (get_available_slot: common prefix / new prompt length >
 new conversation overwrite the tail of an old one while three slots are empty; that is what this replaces.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 
 from policies import checkpoints
-from policies.types import Action, Decision, Eviction, Place, Question, SlotFacts, Wait
+from policies.types import (
+    Abilities,
+    Action,
+    Decision,
+    Eviction,
+    Place,
+    Question,
+    SlotFacts,
+    SnapshotFacts,
+    Wait,
+)
 
 SMALL_TAIL = 16
 """A lost tail of so few tokens is not worth a thought: a reply's last tokens are tokenised again anyway."""
@@ -24,6 +35,8 @@ WAIT_WORTH = 4096
 this prefill (decode runs at 1/10 to 1/40 of the speed of prefill on CPUs and GPUs alike)."""
 FAMILY_RETURNS = 0.1
 """How likely an abandoned branch of the same conversation is asked for again."""
+MOST_SNAPSHOTS = 8
+"""Snapshots that are weighed for one prompt, each with every slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,13 @@ def place(q: Question) -> Decision:
 def _rank(c: _Choice) -> tuple[bool, float, int, int, str]:
     p = c.place
     return c.destroys, c.cost, p.slot, -1 if p.source is None else p.source, p.snapshot or ""
+
+
+def most_useful(a: Abilities, n_prompt: int, snapshots: Iterable[SnapshotFacts]) -> tuple[SnapshotFacts, ...]:
+    """The MOST_SNAPSHOTS that spare a prompt of `n_prompt` tokens most, best first. Where memory cannot be rewound the
+    longest common prefix is worth nothing in a file that goes on otherwise, so what is reused counts."""
+    q = Question(n_prompt, 0, (), abilities=a)
+    return tuple(nsmallest(MOST_SNAPSHOTS, snapshots, key=lambda s: (_load_price(q, s) - _reusable_file(q, s), s.id)))
 
 
 def is_worth_saving(q: Question, slot: SlotFacts) -> bool:
@@ -94,7 +114,7 @@ def _ways(q: Question, target: SlotFacts, idle: list[SlotFacts]) -> Iterator[tup
     if q.fresh:
         return
     for snapshot in q.snapshots if q.abilities.restore else ():
-        reused = _reusable_file(q, snapshot.common, snapshot.tokens, snapshot.checkpoints)
+        reused = _reusable_file(q, snapshot)
         if reused >= SAVE_AT_LEAST:
             yield _onto(q, target, Action.RESTORE, reused, "a snapshot holds its prefix", snapshot=snapshot.id), others
     if q.abilities.save and q.abilities.restore:
@@ -129,16 +149,18 @@ def _whole(q: Question, common: int, held: int, rigid: int) -> int:
     return max(0, min(common, q.n_prompt - 1))
 
 
-def _reusable_file(q: Question, common: int, in_file: int, kept: checkpoints.Checkpoints) -> int:
-    """Tokens reused of a file. The engine always processes a prompt's last token again, so for one that ends with the
-    file it has to go back by one."""
+def _reusable_file(q: Question, file: SnapshotFacts | SlotFacts) -> int:
+    """Tokens reused of a file, or of the one that a slot would make. The engine always processes a prompt's last token
+    again, so for one that ends with the file it has to go back by one."""
     a = q.abilities
-    if not (a.rewind or a.memory.rewinds):
-        kept = kept if a.file_checkpoints else ()
-        return 0 if q.fresh else checkpoints.reused(a.memory, in_file, common, q.n_prompt, kept, from_file=True)
-    if not (a.rewind_files or a.step_back_files) and in_file >= q.n_prompt:
+    if q.fresh:
         return 0
-    return _whole(q, common, in_file, 0 if a.rewind_files else in_file)
+    if not (a.rewind or a.memory.rewinds):
+        kept = file.checkpoints if a.file_checkpoints else ()
+        return checkpoints.reused(a.memory, file.tokens, file.common, q.n_prompt, kept, from_file=True)
+    if not (a.rewind_files or a.step_back_files) and file.tokens >= q.n_prompt:
+        return 0
+    return _whole(q, file.common, file.tokens, 0 if a.rewind_files else file.tokens)
 
 
 def _copied(q: Question, source: SlotFacts) -> tuple[int, int]:
@@ -150,7 +172,7 @@ def _copied(q: Question, source: SlotFacts) -> tuple[int, int]:
     cut = min(source.common, q.n_prompt - 1)
     if a.rewind and not a.rewind_files and source.rigid <= cut < source.tokens and not q.fresh:
         return cut, cut
-    return _reusable_file(q, source.common, source.tokens, source.checkpoints), 0
+    return _reusable_file(q, source), 0
 
 
 def _in_place(q: Question, slot: SlotFacts) -> Place:
@@ -193,14 +215,18 @@ def _file_price(q: Question, p: Place) -> float:
         whole = (a.restore_cost + (a.save_cost if source.at_stake else 0)) * source.tokens
         return whole + (a.restore_cost + a.save_cost) * p.cut
     if p.snapshot is not None:
-        return a.restore_cost * next(s.tokens for s in q.snapshots if s.id == p.snapshot)
+        return _load_price(q, next(s for s in q.snapshots if s.id == p.snapshot))
     return 0.0
+
+
+def _load_price(q: Question, snapshot: SnapshotFacts) -> float:
+    return q.abilities.restore_cost * snapshot.tokens
 
 
 def _loss_price(q: Question, slot: SlotFacts, *, in_place: bool) -> float:
     """What giving up a slot's content (or, in place, what lies beyond the common prefix) will cost its owner."""
     lost = _lost(q, slot, in_place=in_place)
-    if lost <= SMALL_TAIL:
+    if lost <= SMALL_TAIL or slot.ownerless:
         return 0.0
     a, weight = q.abilities, FAMILY_RETURNS if slot.family else _recency(q, slot)
     if is_worth_saving(q, slot):

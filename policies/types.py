@@ -72,8 +72,9 @@ class SlotFacts:
 
     `common`: tokens shared with the prompt to be placed. `mine`: its line owns the slot. `family`: the owner is an
     earlier state of the same conversation. `saved`: tokens of its content that a snapshot holds. `foreign`: owned by
-    another tenant. `idle`: nobody holds its lease. `settling`: the engine is about to give it back (a
-    client left). `prompt`: tokens of the owner's newest prompt, the reply after it left out; None: all.
+    another tenant. `ownerless`: nobody comes back for its content. `idle`: nobody holds its lease. `settling`: the
+    engine is about to give it back (a client left). `prompt`: tokens of the owner's newest prompt, the reply after it
+    left out; None: all.
     `rigid`: its first tokens that can only be kept together, because they came from a file (Abilities.rewind_files).
     `checkpoints`: where the engine can go back to, where memory cannot be rewound.
     """
@@ -85,6 +86,7 @@ class SlotFacts:
     mine: bool = False
     family: bool = False
     foreign: bool = False
+    ownerless: bool = False
     saved: int = 0
     last_used: float = 0.0
     settling: bool = False

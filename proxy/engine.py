@@ -23,7 +23,8 @@ from llamacpp.render import Rendered, Renderer
 from llamacpp.reports import Props, SlotFileReport, SlotReport
 from llamacpp.templates import keep_reasoning, placeholder, prints_clock
 from policies.checkpoints import BEFORE_END, REWINDS, Checkpoints, Memory, reused
-from policies.prefix import common_prefix
+from policies.placement import most_useful
+from policies.prefix import common_prefix, n_tokens
 from policies.types import Abilities, SnapshotFacts
 from proxy.engine_errors import unasked
 from proxy.engine_spec import memory_facts
@@ -36,8 +37,6 @@ from proxy.store_types import Snapshot
 
 log = structlog.get_logger(__name__)
 
-MOST_SNAPSHOTS = 8
-"""Snapshots that placement weighs for one prompt, longest common prefix first."""
 UNKNOWN_PREFILL_SECONDS = 1 / 500
 """Per token, until the engine has told its own: a small model on a few cores."""
 UNKNOWN_BYTES = 50_000
@@ -344,7 +343,7 @@ class Engine:
         self.refresh_abilities()
 
     def snapshots_for(self, tenant: str, tokens: bytes) -> tuple[SnapshotFacts, ...]:
-        """The snapshots that share most with a prompt, of this engine's fingerprint and directory. One that was made
+        """The snapshots that serve a prompt best, of this engine's fingerprint and directory. One that was made
         with a larger --ctx-size fits no slot: the engine would refuse it, and empty the slot."""
         if not self.can_save or self.fingerprint is None:
             return ()
@@ -355,7 +354,7 @@ class Engine:
             for s in self.store.candidates(tenant, self.fingerprint)
             if s.dir == self.slot_dir and s.effective is not False and s.n_tokens <= self.n_ctx
         ]
-        return tuple(sorted(facts, key=lambda f: (-f.common, f.tokens))[:MOST_SNAPSHOTS])
+        return most_useful(self.table.abilities, n_tokens(tokens), facts)
 
     def snapshot(self, snapshot_id: str) -> Snapshot | None:
         """The snapshot of that id, if it is still there."""

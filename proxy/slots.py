@@ -233,6 +233,7 @@ class SlotTable:
             mine=mine,
             family=not foreign and slot.line is not None and slot.line in (want.line.id, want.stem),
             foreign=foreign,
+            ownerless=slot.line is None,
             saved=self.saved_of(slot),
             last_used=slot.last_used,
             prompt=slot.n_prompt,

@@ -7,124 +7,20 @@ from dataclasses import replace
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from policies.checkpoints import REWINDS, Memory, reused
-from policies.placement import GUEST_AT_MOST, SAVE_AT_LEAST, SMALL_TAIL, WAIT_WORTH, _choices, is_worth_saving, place
+from policies.checkpoints import REWINDS, reused
+from policies.placement import (
+    GUEST_AT_MOST,
+    MOST_SNAPSHOTS,
+    SAVE_AT_LEAST,
+    SMALL_TAIL,
+    WAIT_WORTH,
+    _choices,
+    is_worth_saving,
+    most_useful,
+    place,
+)
 from policies.types import Abilities, Action, Place, Question, SlotFacts, SnapshotFacts
-
-IN_PLACE = (Action.CONTINUE, Action.GUEST)
-SIZES = st.one_of(st.sampled_from([0, SMALL_TAIL, SAVE_AT_LEAST, 300, 800, 2000, 5000, 9000]), st.integers(0, 1000))
-OFTEN = st.sampled_from([True, True, True, False])
-SELDOM = OFTEN.map(lambda often: not often)
-ABILITIES = st.builds(
-    Abilities,
-    save=OFTEN,
-    restore=OFTEN,
-    rewind=OFTEN,
-    rewind_files=OFTEN,
-    memory=st.sampled_from([Memory(), Memory(window=128), Memory(recurrent=True)]),
-    file_checkpoints=st.booleans(),
-    save_cost=st.sampled_from([0.05, 0.0, 0.9, 3.0]),
-    restore_cost=st.sampled_from([0.02, 0.0, 2.0]),
-).map(lambda a: a if a.memory.rewinds else replace(a, rewind=False, rewind_files=False))
-
-
-@st.composite
-def slots(draw: st.DrawFn, number: int, n_prompt: int) -> SlotFacts:
-    """One slot that can be. What is foreign may share tokens, too: they must not matter."""
-    tokens = draw(st.one_of(st.just(0), SIZES))
-    foreign = tokens > 0 and draw(SELDOM)
-    part = st.one_of(st.just(tokens), st.integers(0, tokens))
-    idle = draw(OFTEN) or draw(OFTEN)
-    return SlotFacts(
-        id=number,
-        tokens=tokens,
-        common=min(draw(part), n_prompt),
-        idle=idle,
-        family=not foreign and tokens > 0 and draw(SELDOM),
-        foreign=foreign,
-        saved=draw(st.just(0) | part),
-        last_used=float(draw(st.integers(0, 3))),
-        settling=not idle and draw(st.booleans()),
-        prompt=draw(st.none() | part),
-        rigid=draw(st.just(0) | st.just(0) | part),
-        checkpoints=(tokens // 3, tokens - 4) if tokens > 8 and draw(SELDOM) else (),
-    )
-
-
-@st.composite
-def questions(draw: st.DrawFn, own_idle: bool | None = None, new: bool = False) -> Question:
-    """Any question the slot table could ask.
-
-    `own_idle`: its line has a slot, idle or busy as said, and `fresh` is off. `new`: it has none, but an empty slot is
-    there and room for it beside all that is idle.
-    """
-    n_prompt = draw(SIZES) + 1
-    table = [draw(slots(i, n_prompt)) for i in range(draw(st.integers(1, 5)))]
-    ours = [s.id for s in table if not s.foreign and s.tokens and draw(SELDOM)]
-    own = ours[0] if ours and not new else None
-    if own_idle is not None:
-        own = len(table)
-        tokens = draw(SIZES) + 1
-        table.append(
-            SlotFacts(own, tokens, min(n_prompt, tokens), own_idle, settling=not own_idle and draw(st.booleans()))
-        )
-        table.append(SlotFacts(own + 1, 0))
-    if new:
-        table.append(SlotFacts(len(table), 0))
-    if own is not None:
-        table[own] = replace(table[own], mine=True, family=True)
-    sizes = draw(st.lists(SIZES.map(lambda n: n + 1), max_size=3))
-    busy = sum(s.tokens for s in table if not s.idle)
-    reserved = busy + (draw(SIZES) if any(not s.idle for s in table) else 0)
-    reserve = draw(SIZES)
-    room = draw(st.none() | st.integers(0, 12_000))
-    if new and room is not None:
-        room = sum(s.tokens for s in table if s.idle) + n_prompt + reserve + draw(st.integers(0, 400))
-    return Question(
-        n_prompt=n_prompt,
-        reserve=reserve,
-        slots=tuple(table),
-        snapshots=tuple(
-            SnapshotFacts(f"s{i}", n, min(n_prompt, draw(st.one_of(st.just(n), st.integers(0, n)))))
-            for i, n in enumerate(sizes)
-        ),
-        reserved=reserved,
-        capacity=None if room is None else max(1, reserved + room),
-        abilities=draw(ABILITIES),
-        fresh=own_idle is None and draw(SELDOM),
-        extends=own is not None,
-    )
-
-
-def slot_of(q: Question, number: int) -> SlotFacts:
-    """The slot of that id."""
-    return next(s for s in q.slots if s.id == number)
-
-
-def placed(q: Question) -> tuple[Place, SlotFacts]:
-    """The placement and its target; questions that have to wait are passed over."""
-    decision = place(q)
-    assume(isinstance(decision, Place))
-    assert isinstance(decision, Place)
-    event(decision.action)
-    return decision, slot_of(q, decision.slot)
-
-
-def claim(q: Question, p: Place) -> int:
-    """Cells that the target may come to hold: prompt and reserve, or more where more is moved into it."""
-    moved = slot_of(q, p.slot).tokens if p.action in IN_PLACE else 0
-    if p.source is not None:
-        moved = p.cut or slot_of(q, p.source).tokens
-    if p.snapshot is not None:
-        moved = next(s.tokens for s in q.snapshots if s.id == p.snapshot)
-    assert q.capacity is not None
-    return min(q.capacity, max(q.n_prompt + q.reserve, moved))
-
-
-def used(q: Question, p: Place, evicted: set[int]) -> int:
-    """Cells in use or promised once `p` runs and `evicted` are empty."""
-    return q.reserved + claim(q, p) + sum(s.tokens for s in q.slots if s.idle and s.id not in evicted | {p.slot})
-
+from tests.policies.placement_cases import ABILITIES, IN_PLACE, SIZES, placed, questions, slot_of, used
 
 # --- whose tokens ---
 
@@ -293,6 +189,19 @@ def test_a_save_has_to_cost_less_than_what_it_keeps(slot: SlotFacts, abilities: 
     assert worth == (abilities.save and stake >= SAVE_AT_LEAST and abilities.save_cost * slot.tokens < stake)
 
 
+@given(questions(), SIZES.map(lambda n: n + 1), st.integers(0, 3), st.booleans())
+def test_what_nobody_comes_back_for_goes_first(q: Question, tokens: int, last_used: int, foreign: bool) -> None:
+    """However new it is and however much: nothing that somebody owns is overwritten while it is there."""
+    one = SlotFacts(
+        len(q.slots), tokens, foreign=foreign, ownerless=True, saved=tokens, last_used=float(last_used), prompt=tokens
+    )
+    q = replace(q, slots=(*q.slots, one), capacity=None)
+    q = replace(q, abilities=replace(q.abilities, restore_cost=q.abilities.restore_cost or 0.02))
+    p, target = placed(q)
+    assert p.action in IN_PLACE or target.ownerless or target.tokens <= SMALL_TAIL
+    assert not (target.ownerless and p.save_first)
+
+
 # --- the pool ---
 
 
@@ -344,6 +253,23 @@ def test_one_more_snapshot_never_makes_things_worse(q: Question, size: int, data
     after = min(((c.destroys, c.cost) for c in _choices(more, idle)), default=None)
     assert (before is None) == (after is None)
     assert before is None or after is None or after <= before
+
+
+@given(questions(), st.lists(SIZES.map(lambda n: n + 1), min_size=MOST_SNAPSHOTS, max_size=12), st.data())
+def test_what_the_cut_leaves_out_serves_no_better(q: Question, sizes: list[int], data: st.DataObject) -> None:
+    """A base, and files of conversations that go on behind what they share with the prompt."""
+    assume(not q.fresh and q.n_prompt > SAVE_AT_LEAST)
+    base = data.draw(st.integers(SAVE_AT_LEAST, q.n_prompt))
+    shared = st.integers(base, q.n_prompt)
+    many = [SnapshotFacts(f"m{i}", n + more, n) for i, more in enumerate(sizes) for n in [data.draw(shared)]]
+    q = replace(q, snapshots=(*many, SnapshotFacts("base", base, base)), capacity=None)
+    q = replace(q, abilities=replace(q.abilities, restore=True))
+    fewer = replace(q, snapshots=most_useful(q.abilities, q.n_prompt, q.snapshots))
+    assert len(fewer.snapshots) == MOST_SNAPSHOTS
+    idle = [s for s in q.slots if s.idle]
+    assume(idle)
+    before, after = (min((c.destroys, c.cost) for c in _choices(some, idle)) for some in (q, fewer))
+    assert after[0] == before[0] and after[1] < before[1] + SAVE_AT_LEAST
 
 
 @given(questions())

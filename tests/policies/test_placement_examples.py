@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies.checkpoints import Memory
-from policies.placement import GUEST_AT_MOST, WAIT_WORTH, place
+from policies.placement import GUEST_AT_MOST, MOST_SNAPSHOTS, WAIT_WORTH, most_useful, place
 from policies.types import Abilities, Action, Eviction, Place, Question, SlotFacts, SnapshotFacts, Wait
 
 NO_FILES = Abilities(save=False, restore=False)
@@ -52,6 +52,32 @@ def test_b_loads_a_snapshot_of_what_they_share() -> None:
     q = Question(900, 100, (A, *EMPTY), snapshots=(SnapshotFacts("base", 500, 500), SnapshotFacts("far", 900, 90)))
     p = go(q)
     assert (p.action, p.slot, p.snapshot, p.predicted_cache_n) == (Action.RESTORE, 1, "base", 500)
+
+
+@pytest.mark.parametrize("memory", [Memory(recurrent=True), Memory(window=128)])
+def test_a_base_is_weighed_however_many_conversations_go_on_from_it(memory: Memory) -> None:
+    """Their files share more with the prompt, and nothing of them can be used where memory cannot be rewound."""
+    a = Abilities(rewind=False, rewind_files=False, memory=memory, file_checkpoints=True)
+    others = [SnapshotFacts(f"c{i}", 2000 + i, 1480, (1996 + i,)) for i in range(MOST_SNAPSHOTS)]
+    base = SnapshotFacts("base", 1470, 1470, (1466,))
+    found = most_useful(a, 1680, [*others, base])
+    assert len(found) == MOST_SNAPSHOTS and found[0] == base
+    p = go(Question(1680, 100, EMPTY, snapshots=found, abilities=a))
+    assert (p.action, p.snapshot) == (Action.RESTORE, "base")
+
+
+def test_of_files_that_serve_alike_the_shorter_are_weighed() -> None:
+    """They cost less to load, also where they share a little less."""
+    long = [SnapshotFacts(f"c{i}", 30_000, 1480) for i in range(MOST_SNAPSHOTS)]
+    assert most_useful(Abilities(), 1680, [*long, SnapshotFacts("base", 1470, 1470)])[0].id == "base"
+
+
+def test_room_is_made_of_what_nobody_comes_back_for() -> None:
+    """It is the newest, and its cells are as good as those of a conversation."""
+    theirs = replace(A, foreign=True, ownerless=True, common=0, saved=800, last_used=9.0)
+    table = (replace(A, id=1, common=0), theirs, SlotFacts(2, 0))
+    p = go(Question(900, 100, table, capacity=1900, abilities=NO_FILES))
+    assert (p.slot, p.evictions) == (2, (Eviction(0, False),))
 
 
 def test_a_copy_that_costs_more_than_the_prefill_is_not_made() -> None:

@@ -1,5 +1,6 @@
 """What an engine says of its own template."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 from llamacpp.client import LlamaClient
 from llamacpp.reports import Props
 from llamacpp.templates import keep_reasoning
+from policies.checkpoints import Memory
 from proxy.engine import Engine
 from proxy.engine_template import ChosenTemplate
 from proxy.metrics import Metrics
@@ -80,3 +82,19 @@ def test_a_snapshot_that_fits_no_slot_is_none(engine: Engine, tmp_path: Path) ->
     assert engine.snapshots_for("t", bytes(4 * 20)) == ()
     kept.n_tokens = engine.n_ctx
     assert [(s.tokens, s.common) for s in engine.snapshots_for("t", bytes(4 * 20))] == [(8, 8)]
+
+
+def test_a_base_is_found_behind_many_conversations_that_cannot_be_cut_back_to_it(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """Their files share more with the prompt than the base's, and give nothing where memory cannot be rewound."""
+    base, prompt = bytes(4 * 100), bytes(4 * 150)
+    held = {"base": base} | {f"c{i}": bytes(4 * 110) + b"\1" * 4 * 90 for i in range(12)}
+    kept = [SimpleNamespace(id=name, n_tokens=len(t) // 4, dir=tmp_path, effective=None) for name, t in held.items()]
+    found = SimpleNamespace(persist=True, candidates=lambda *_: kept, tokens=lambda s: held[s.id])
+    engine.store, engine.slot_dir, engine.fingerprint = cast(Store, found), tmp_path, "f"
+    engine.props = replace(props("plain"), n_ctx=1000)
+    engine.can_rewind = engine.files_rewind = False
+    engine.memory = Memory(recurrent=True)
+    engine.refresh_abilities()
+    assert engine.snapshots_for("t", prompt)[0].id == "base"

@@ -32,6 +32,18 @@ async def test_content_that_we_did_not_put_there_is_nobodys() -> None:
     assert (grant.place.action, grant.place.erase_first) == (Action.COLD, True)
 
 
+@pytest.mark.parametrize("abilities", [Abilities(), Abilities(save=False, restore=False)])
+async def test_a_slot_of_which_nobody_owns_the_content_is_given_up_first(abilities: Abilities) -> None:
+    """Another client of the engine used it, last of all: nobody loses anything."""
+    t = table(3, abilities=abilities)
+    for number, name in enumerate("abc"):
+        slot = await put(t, number, want(name))
+        slot.last_used = float(number)
+    assert t.correct(t.slots[2], 400) == ["c"]
+    grant = await t.acquire(want("c"), LONG)
+    assert (grant.target.id, grant.place.action) == (2, Action.COLD)
+
+
 async def test_a_slot_that_is_in_use_is_not_corrected() -> None:
     t = table(1)
     grant = await t.acquire(want("a"), LONG)
