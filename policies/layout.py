@@ -173,7 +173,7 @@ def first_note(values: Sequence[Value]) -> str:
     if not values:
         return ""
     lines = [f"{placeholder(value.name)} = {value.text}" for value in values]
-    return "\n".join([OPEN, "Values of the [[names]] in the instructions:", *lines, CLOSE])
+    return "\n".join([OPEN, f"Values of the {placeholder('names')} in the instructions:", *lines, CLOSE])
 
 
 def change_note(values: Sequence[Value]) -> str:

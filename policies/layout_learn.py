@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.layout_check import MAX_VALUE
-from policies.layout_text import Learned, has_shape, instructions_at, lines_of
+from policies.layout_text import MARK, Learned, has_shape, instructions_at, lines_of, touches_mark
 from policies.prefix import common
 
 MAX_SPANS = 16
@@ -24,7 +24,7 @@ MAX_NOTE = 300
 """Characters of a changed line that are told whole; of a longer one only what is near the change."""
 
 _WORD = re.compile(r"[\w.:%/+-]")
-_OWN = re.compile(r"\[\[value_\d+(?:_\d+)?\]\]")
+_OWN = re.compile(r"\[\[env:value_\d+(?:_\d+)?\]\]")
 """Placeholders of learned values. On a line that is learned anew they are part of what changes, and the wider span
 counts from then on (`policies/layout_text`): two days of "Montag, 10:00" have one base though the hours came first."""
 
@@ -129,7 +129,8 @@ def _is_volatile(change: _Change) -> bool:
 
 def _is_clear(change: _Change, texts: Sequence[str]) -> bool:
     """A short change of a line that stands in the text once, placeholders that it cuts through aside."""
-    is_cut = any(text.count("[[") != text.count("]]") for text in (change.prefix, *_spans(change)))
+    ends = [(line, at) for line in (change.old, change.new) for at in (change.start, len(line) - change.tail)]
+    is_cut = any(touches_mark(line, at, at) for line, at in ends)
     is_short = all(len(span) <= MAX_VALUE for span in _spans(change))
     return is_short and not is_cut and [line for text in texts for line in text.split("\n")].count(change.old) == 1
 
@@ -141,11 +142,18 @@ def _is_plain(change: _Change, *, wording: bool) -> bool:
         return False
     spans = [_OWN.sub("", span) for span in _spans(change)]
     beside = change.prefix + change.suffix
-    if change.prefix.rfind("[[") > change.prefix.rfind("]]"):  # within a placeholder
+    if any(_touches_other_mark(change, line) for line in (change.old, change.new)):
         return False
-    return all(0 < len(span) <= MAX_VALUE and "[[" not in span and "]]" not in span for span in spans) and (
+    return all(0 < len(span) <= MAX_VALUE for span in spans) and (
         sum(map(str.isalnum, beside)) >= (MIN_CONTEXT if is_volatile else WORDS_CONTEXT)
     )
+
+
+def _touches_other_mark(change: _Change, line: str) -> bool:
+    """Whether the span holds or cuts through a placeholder that is not that of a learned value."""
+    start, end = change.start, len(line) - change.tail
+    marks = (found for found in MARK.finditer(line) if found.start() < end and start < found.end())
+    return any(not _OWN.fullmatch(mark[0]) for mark in marks)
 
 
 def _is_the_one(known: Learned, texts: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder
 from policies.compaction import Replacement, applied
 from policies.layout import Value, to_tell
+from policies.layout_text import placeholder
 from policies.message_parts import size_of
 from policies.types import DIGEST_BYTES
 
@@ -90,9 +91,9 @@ class Ledger:
 
     @property
     def values(self) -> dict[str, str]:
-        """What each placeholder stands for, as told last: `[[name]]` -> text."""
+        """What each placeholder stands for, as told last: `[[env:name]]` -> text."""
         told = self.told_before(len(self.raw))
-        return {f"[[{name}]]": text for name, text in told.items() if not name.startswith("=")}
+        return {placeholder(name): text for name, text in told.items() if not name.startswith("=")}
 
     def told_before(self, position: int) -> dict[str, str]:
         """Volatile values that the messages before a position have told."""

@@ -75,9 +75,9 @@ def test_a_line_without_anything_else_or_like_another_one_is_not_learned() -> No
 
 
 def test_a_placeholder_is_never_learned() -> None:
-    assert learn(with_line("Mood: [[date]]"), with_line("Mood: [[date_2]]"), 1) is None
-    assert learn(with_line("Mood: [[date]]/a1"), with_line("Mood: [[date]]/a2"), 1) == (
-        Learned("Mood: [[date]]", "", "value_1"),
+    assert learn(with_line("Mood: [[env:date]]"), with_line("Mood: [[env:date_2]]"), 1) is None
+    assert learn(with_line("Mood: [[env:date]]/a1"), with_line("Mood: [[env:date]]/a2"), 1) == (
+        Learned("Mood: [[env:date]]", "", "value_1"),
     )
 
 
