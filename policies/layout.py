@@ -176,11 +176,15 @@ def first_note(values: Sequence[Value]) -> str:
     return "\n".join([OPEN, f"Values of the {placeholder('names')} in the instructions:", *lines, CLOSE])
 
 
-def change_note(values: Sequence[Value]) -> str:
-    """What the newest message tells about values that have changed since they were told; "" for none."""
+def change_note(values: Sequence[Value], told: Mapping[str, str] | None = None) -> str:
+    """What the newest message tells about values that have changed since they were told (`told`: text by name); "" for
+    none. Of a path it says what it was, since what the model wrote before with its placeholder lies there still."""
     if not values:
         return ""
-    return "\n".join([OPEN, *(f"{placeholder(value.name)} is now {value.text}" for value in values), CLOSE])
+    before = {v.name: (told or {}).get(v.name) for v in values if v.action == "path"}
+    until = {name: f" (until here: {text})" for name, text in before.items() if text is not None}
+    lines = [f"{placeholder(v.name)} is now {v.text}{until.get(v.name, '')}" for v in values]
+    return "\n".join([OPEN, *lines, CLOSE])
 
 
 def line_note(old: str, new: str) -> str:

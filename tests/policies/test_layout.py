@@ -247,6 +247,12 @@ def test_notes_say_what_the_brackets_are() -> None:
         "[[env:date]] = 2026-11-29\n[[env:git]] = a\nb\n</context>"
     )
     assert change_note(values[:1]) == "<context>\n[[env:date]] is now 2026-11-29\n</context>"
+    moved = (Value("cwd", "/srv/two", "path"), Value("cwd_2", "/x", "path"), Value("date", "Monday", "move"))
+    assert change_note(moved, {"cwd": "/srv/one", "date": "Sunday"}).splitlines()[1:-1] == [
+        "[[env:cwd]] is now /srv/two (until here: /srv/one)",
+        "[[env:cwd_2]] is now /x",
+        "[[env:date]] is now Monday",
+    ]
     assert first_note(()) == change_note(()) == ""
     assert line_note("Mode: plan", "Mode: build") == 'In the system prompt, "Mode: plan" now reads "Mode: build".'
 

@@ -52,7 +52,7 @@ def test_a_session_that_moves_goes_on() -> None:
     one = talk.send([system(cwd=HERE), user("x")], reply=answer())
     two = talk.send([system(cwd=THERE), user("x"), answer(), user("y")])
     assert is_prefix(one, two)
-    assert f"[[env:cwd]] is now {THERE}" in sent(two)[-1]["content"]
+    assert f"[[env:cwd]] is now {THERE} (until here: {HERE})" in sent(two)[-1]["content"]
 
 
 def test_a_beginning_that_a_line_has_left_behind_is_another_conversation() -> None:
