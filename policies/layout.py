@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.layout_learn import changed_lines, learn
+from policies.layout_learn import changed_lines, excerpts, learn
 from policies.layout_rules import RULES, Rule
 from policies.layout_text import Learned, Value, placeholder, take_out
 from policies.types import digest
@@ -188,8 +188,9 @@ def change_note(values: Sequence[Value], told: Mapping[str, str] | None = None) 
 
 
 def line_note(old: str, new: str) -> str:
-    """What the newest message tells about text that changed within a base that is kept."""
-    return f'In the system prompt, "{old}" now reads "{new}".'
+    """What the newest message tells about a line that changed within a base that is kept, `old` as it was told last."""
+    before, now = excerpts(old, new)
+    return f'In the system prompt, "{before}" now reads "{now}".'
 
 
 def with_note(message: dict[str, Any], note: str, *, front: bool) -> dict[str, Any]:

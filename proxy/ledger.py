@@ -106,7 +106,10 @@ class Ledger:
     def changed(
         self, position: int, values: Sequence[Value], lines: Sequence[tuple[str, str]]
     ) -> tuple[tuple[Value, ...], list[tuple[str, str]], list[tuple[str, str]]]:
-        """What was told otherwise before a position: values; lines (old, new); lines that are again as at first."""
+        """What was told otherwise before a position: values; lines (of the base, now); lines (told last, of the base)
+        that are again as at first, to be told before them: another may now read as one of these did. `lines`: all that
+        differ.
+        """
         told = self.told_before(position)
         other = [(b, n) for b, n in lines if told.get(f"={b}", b) != n]
         now = {b for b, _ in lines}
