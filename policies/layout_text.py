@@ -133,7 +133,7 @@ def take_out(
             break
         out = _replace(out, spans, values)
         looked_at = sorted({span.text for span in spans})
-    spans = _by_difference(out, learned)
+    spans = _by_difference(out, n_system, learned)
     return (_replace(out, spans, values) if spans else out), values.found
 
 
@@ -315,10 +315,17 @@ def _replace(texts: Sequence[str], spans: Sequence[Span], values: _Values) -> li
     ]
 
 
-def _by_difference(texts: Sequence[str], learned: Sequence[Learned]) -> list[Span]:
+def _by_difference(texts: Sequence[str], n_system: int, learned: Sequence[Learned]) -> list[Span]:
+    """Values of `learned`, none in project instructions: a line may stand there that was learned elsewhere."""
     spans: list[Span] = []
+    regions = {i: instructions_at(text) for i, text in enumerate(texts[:n_system])} if learned else {}
     for known in sorted(learned, key=lambda known: len(known.prefix) + len(known.suffix)):  # the widest span first
-        places = [Span(i, a, b, known.name, "move") for i, text in enumerate(texts) for a, b in lines_of(text, known)]
+        places = [
+            Span(i, a, b, known.name, "move")
+            for i, text in enumerate(texts)
+            for a, b in lines_of(text, known)
+            if not any(start <= a < end for start, end in regions.get(i, ()))
+        ]
         if len(places) != 1 or _overlaps(places[0], spans):
             continue
         (place,) = places

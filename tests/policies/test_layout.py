@@ -193,6 +193,18 @@ def test_a_learned_line_gives_its_value_out_once() -> None:
         assert lay_out([{"role": "system", "content": text}], None, learned=[known]).values == ()
 
 
+@pytest.mark.parametrize(
+    "around", ["Instructions from: /r/AGENTS.md\n{}", "<instructions>\n{}\n</instructions>\nBe brief."]
+)
+def test_a_learned_value_stays_in_project_instructions(around: str) -> None:
+    """Learned elsewhere; where the line stands outside as well, that one is taken out."""
+    known, line = Learned("Dev server port: ", "", "value_1"), "Dev server port: 8080"
+    text = around.format(line)
+    assert lay_out([{"role": "system", "content": text}], None, learned=[known]).values == ()
+    laid = lay_out([{"role": "system", "content": f"Dev server port: 3000\n{text}"}], None, learned=[known])
+    assert laid.leading[0]["content"] == f"Dev server port: [[env:value_1]]\n{text}"
+
+
 def test_learned_words_are_few() -> None:
     known = Learned("The mood of the day is ", "", "value_1", is_words=True)
     for mood, is_moved in (("fine", True), ("neither good nor bad", True), ("what you make of it", False), ("7", True)):

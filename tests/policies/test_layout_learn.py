@@ -135,6 +135,12 @@ def system(texts: list[str]) -> dict[str, str]:
 def test_project_instructions_are_never_learned() -> None:
     old, new = (with_line(f"Instructions from: /r/AGENTS.md\n- Indent by {n} spaces") for n in (2, 4))
     assert learn(old, new, 1) is None
+    assert learn(old, new, 1, wording=True) is None
+    assert changed_lines(old, new) is None
+    inside = "<instructions>\n- Indent by {} spaces\n</instructions>\nThe lamp is on-{} now."
+    assert learn(with_line(inside.format(2, 1)), with_line(inside.format(4, 2)), 1) is None
+    lamp = learn(with_line(inside.format(2, 1)), with_line(inside.format(2, 2)), 1)
+    assert lamp == (Learned("The lamp is ", " now.", "value_1"),)
 
 
 def test_of_a_long_line_an_excerpt_is_told() -> None:
