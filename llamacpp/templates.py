@@ -10,7 +10,7 @@ changes the turns before it. `keep_reasoning` makes them keep it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,9 +26,9 @@ _PRINTING_FILTERS = frozenset({"trim", "string", "safe"})
 class FixedClock:
     """A template whose clock stands still.
 
-    text: the template. It prints `[[NAME]]` for each of `values`: (NAME, strftime format of what it printed before).
-    arguments: (argument, NAME): template arguments (`chat_template_kwargs`) that say what to print in place of
-    `[[NAME]]`. defaults: (argument, text): those that the engine sets to its clock by itself, unless its start says so.
+    text: the template. It prints a mark for each of `values`: (name, strftime format of what it printed before).
+    arguments: (argument, name): template arguments (`chat_template_kwargs`) that say what to print in place of the
+    mark. defaults: (argument, mark): those that the engine sets to its clock by itself, unless its start says so.
     """
 
     text: str
@@ -46,8 +46,9 @@ class Token(NamedTuple):
     end: int
 
 
-def fix_clock(template: str) -> FixedClock:
-    """Every clock whose result is only printed becomes a constant, unless a template argument says otherwise.
+def fix_clock(template: str, mark: Callable[[str], str]) -> FixedClock:
+    """Every clock whose result is only printed becomes a constant, unless a template argument says otherwise: `mark` of
+    its name, which must hold nothing that ends a string literal.
 
     Pure, and applied to its own `text` it changes nothing. Calls with anything but one plain string literal, or whose
     result is taken apart or compared, are left alone.
@@ -60,7 +61,7 @@ def fix_clock(template: str) -> FixedClock:
     edits = []
     for i in calls:
         name = names[tokens[i + 2].text[1:-1]]
-        constant = f"({name} if {name} is defined else '{placeholder(name)}')"
+        constant = f"({name} if {name} is defined else '{mark(name)}')"
         edits.append((tokens[i].start, tokens[i + 3].end, constant))
     own = {names[tokens[i + 2].text[1:-1]] for i in calls}
     given = tuple((v, names[ENGINE_CLOCK[v]]) for v in variables)
@@ -68,13 +69,8 @@ def fix_clock(template: str) -> FixedClock:
         text=_edited(template, edits),
         values=tuple((name, form) for form, name in names.items()),
         arguments=(*((name, name) for name in names.values() if name in own), *given),
-        defaults=tuple((variable, placeholder(name)) for variable, name in given),
+        defaults=tuple((variable, mark(name)) for variable, name in given),
     )
-
-
-def placeholder(name: str) -> str:
-    """What stands in the prompt for a value."""
-    return f"[[{name}]]"
 
 
 def prints_clock(template: str, fixed: Iterable[str] = ()) -> bool:

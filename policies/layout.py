@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.layout_learn import changed_lines, learn
+from policies.layout_learn import changed_lines, excerpts, learn
 from policies.layout_rules import RULES, Rule
 from policies.layout_text import Learned, Value, placeholder, take_out
 from policies.types import digest
@@ -173,19 +173,24 @@ def first_note(values: Sequence[Value]) -> str:
     if not values:
         return ""
     lines = [f"{placeholder(value.name)} = {value.text}" for value in values]
-    return "\n".join([OPEN, "Values of the [[names]] in the instructions:", *lines, CLOSE])
+    return "\n".join([OPEN, f"Values of the {placeholder('names')} in the instructions:", *lines, CLOSE])
 
 
-def change_note(values: Sequence[Value]) -> str:
-    """What the newest message tells about values that have changed since they were told; "" for none."""
+def change_note(values: Sequence[Value], told: Mapping[str, str] | None = None) -> str:
+    """What the newest message tells about values that have changed since they were told (`told`: text by name); "" for
+    none. Of a path it says what it was, since what the model wrote before with its placeholder lies there still."""
     if not values:
         return ""
-    return "\n".join([OPEN, *(f"{placeholder(value.name)} is now {value.text}" for value in values), CLOSE])
+    before = {v.name: (told or {}).get(v.name) for v in values if v.action == "path"}
+    until = {name: f" (until here: {text})" for name, text in before.items() if text is not None}
+    lines = [f"{placeholder(v.name)} is now {v.text}{until.get(v.name, '')}" for v in values]
+    return "\n".join([OPEN, *lines, CLOSE])
 
 
 def line_note(old: str, new: str) -> str:
-    """What the newest message tells about text that changed within a base that is kept."""
-    return f'In the system prompt, "{old}" now reads "{new}".'
+    """What the newest message tells about a line that changed within a base that is kept, `old` as it was told last."""
+    before, now = excerpts(old, new)
+    return f'In the system prompt, "{before}" now reads "{now}".'
 
 
 def with_note(message: dict[str, Any], note: str, *, front: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.layout_check import MAX_VALUE
-from policies.layout_text import Learned, has_shape, instructions_at, lines_of
+from policies.layout_text import MARK, Learned, has_shape, instructions_at, lines_of, touches_mark
 from policies.prefix import common
 
 MAX_SPANS = 16
@@ -22,9 +22,13 @@ WORDS_CONTEXT = 12
 """The same for words in place of a value: "- Never" alone says nothing of what follows."""
 MAX_NOTE = 300
 """Characters of a changed line that are told whole; of a longer one only what is near the change."""
+NEAR = 60
+"""Characters that are told on both sides of it; more where that stands on the line twice."""
+MOST_CHANGED = 8000
+"""Characters of a line whose changes are told: a ledger keeps both whole lines of each."""
 
 _WORD = re.compile(r"[\w.:%/+-]")
-_OWN = re.compile(r"\[\[value_\d+(?:_\d+)?\]\]")
+_OWN = re.compile(r"\[\[env:value_\d+(?:_\d+)?\]\]")
 """Placeholders of learned values. On a line that is learned anew they are part of what changes, and the wider span
 counts from then on (`policies/layout_text`): two days of "Montag, 10:00" have one base though the hours came first."""
 
@@ -69,12 +73,29 @@ def learn(
 
 
 def changed_lines(old_texts: Sequence[str], new_texts: Sequence[str]) -> list[tuple[str, str]] | None:
-    """The lines that differ within a conversation, old and new, where it is clear which they are; of long lines an
-    excerpt. None where nothing differs, or too much (MAX_SPANS, MAX_VALUE, MIN_EQUAL_IN_LINE), or wording."""
+    """The lines that differ within a conversation, old and new, whole, where it is clear which they are. None where
+    nothing differs, or too much (MAX_SPANS, MAX_VALUE, MIN_EQUAL_IN_LINE, MOST_CHANGED), or wording."""
     changes = _changes(old_texts, new_texts, MIN_EQUAL_IN_LINE)
-    if not changes or not all(_is_volatile(change) and _is_clear(change, old_texts) for change in changes):
+    if not changes or not all(_is_volatile(change) for change in changes):
         return None
-    return [_excerpt(change) for change in changes]
+    # Two lines that differ in their values alone could read what the other one did.
+    places = {(change.prefix, change.suffix) for change in changes}
+    is_clear = len(places) == len(changes) and all(_is_clear(change, old_texts, new_texts) for change in changes)
+    return [(change.old, change.new) for change in changes] if is_clear else None
+
+
+def excerpts(old: str, new: str) -> tuple[str, str]:
+    """What is told of a line that has changed: it whole, or of a long one what is near the change. The first stands on
+    the old line once, and with the second in its place that is the new line."""
+    if max(len(old), len(new)) <= MAX_NOTE:
+        return old, new
+    change, near = _change(0, old, new), NEAR
+    while True:
+        start, tail = max(0, change.start - near), max(0, change.tail - near)
+        told = old[start : len(old) - tail]
+        if (told and old.find(told) == old.rfind(told)) or not (start or tail):
+            return told, new[start : len(new) - tail]
+        near *= 2
 
 
 def _changes(old_texts: Sequence[str], new_texts: Sequence[str], min_equal: float) -> list[_Change] | None:
@@ -127,11 +148,21 @@ def _is_volatile(change: _Change) -> bool:
     return all(map(has_shape, _spans(change)))
 
 
-def _is_clear(change: _Change, texts: Sequence[str]) -> bool:
-    """A short change of a line that stands in the text once, placeholders that it cuts through aside."""
-    is_cut = any(text.count("[[") != text.count("]]") for text in (change.prefix, *_spans(change)))
+def _is_clear(change: _Change, old_texts: Sequence[str], new_texts: Sequence[str]) -> bool:
+    """A short change of a line that stands in its text once, as does what is told of it; none that cuts through a
+    placeholder, or makes the line another that was there."""
+    ends = [(line, at) for line in (change.old, change.new) for at in (change.start, len(line) - change.tail)]
+    is_cut = any(touches_mark(line, at, at) for line, at in ends)
     is_short = all(len(span) <= MAX_VALUE for span in _spans(change))
-    return is_short and not is_cut and [line for text in texts for line in text.split("\n")].count(change.old) == 1
+    if is_cut or not is_short or max(len(change.old), len(change.new)) > MOST_CHANGED:
+        return False
+    old_lines, new_lines = ([line for text in texts for line in text.split("\n")] for texts in (old_texts, new_texts))
+    if (old_lines.count(change.old), new_lines.count(change.new), old_lines.count(change.new)) != (1, 1, 0):
+        return False
+    told = excerpts(change.old, change.new)
+    all_texts = ("\n".join(old_texts), "\n".join(new_texts))
+    is_excerpt = told[0] != change.old
+    return not is_excerpt or all(part and text.count(part) == 1 for text, part in zip(all_texts, told, strict=True))
 
 
 def _is_plain(change: _Change, *, wording: bool) -> bool:
@@ -141,20 +172,19 @@ def _is_plain(change: _Change, *, wording: bool) -> bool:
         return False
     spans = [_OWN.sub("", span) for span in _spans(change)]
     beside = change.prefix + change.suffix
-    if change.prefix.rfind("[[") > change.prefix.rfind("]]"):  # within a placeholder
+    if any(_touches_other_mark(change, line) for line in (change.old, change.new)):
         return False
-    return all(0 < len(span) <= MAX_VALUE and "[[" not in span and "]]" not in span for span in spans) and (
+    return all(0 < len(span) <= MAX_VALUE for span in spans) and (
         sum(map(str.isalnum, beside)) >= (MIN_CONTEXT if is_volatile else WORDS_CONTEXT)
     )
 
 
+def _touches_other_mark(change: _Change, line: str) -> bool:
+    """Whether the span holds or cuts through a placeholder that is not that of a learned value."""
+    start, end = change.start, len(line) - change.tail
+    marks = (found for found in MARK.finditer(line) if found.start() < end and start < found.end())
+    return any(not _OWN.fullmatch(mark[0]) for mark in marks)
+
+
 def _is_the_one(known: Learned, texts: Sequence[str]) -> bool:
     return sum(1 for text in texts for _ in lines_of(text, known)) == 1
-
-
-def _excerpt(change: _Change) -> tuple[str, str]:
-    if max(len(change.old), len(change.new)) <= MAX_NOTE:
-        return change.old, change.new
-    start = max(0, change.start - 60)
-    tail = max(0, change.tail - 60)
-    return change.old[start : len(change.old) - tail], change.new[start : len(change.new) - tail]

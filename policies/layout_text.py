@@ -27,10 +27,13 @@ MAX_PASSES = 4
 """Times that the rules are applied; the second one finds nothing, as a rule."""
 MAX_WORDS = 4
 """Words of a value without figures and signs; more are a sentence."""
-_SIGN = re.compile(r"\d|[/\\@#%~$_=]|\[\[")
+_SIGN = re.compile(r"\d|[/\\@#%~$_=]|\[\[env:")
 """A digit, or what paths, names of things and meters are written with; or a placeholder, which was volatile before."""
 _CALENDAR = re.compile(rf"[\W]*(?:{DAY}|{MONTH})[\W]*", re.IGNORECASE)
-_LITERAL = re.compile(r"\[\[[^\[\]\n]{1,60}\]\]")
+MARK = re.compile(r"\[\[env:[^\[\]\n]{1,60}\]\]")
+"""A placeholder in a text."""
+MOST_MARK = 70
+"""Characters that no MARK is longer than."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,15 @@ class Span:
 
 
 def placeholder(name: str) -> str:
-    """How a value's place is marked in the prompt."""
-    return f"[[{name}]]"
+    """How a value's place is marked in the prompt. The prefix keeps it apart from what people and models write: R's
+    `df[[date]]`, a wiki's `[[date]]`, TOML's `[[files]]` are nobody's placeholders."""
+    return f"[[env:{name}]]"
+
+
+def touches_mark(text: str, start: int, end: int) -> bool:
+    """Whether [start, end) of a text holds a placeholder or cuts through one."""
+    around = MARK.finditer(text, max(0, start - MOST_MARK), end + MOST_MARK)
+    return any(found.start() < end and start < found.end() for found in around)
 
 
 _INSTRUCTIONS = re.compile(
@@ -123,7 +133,7 @@ def take_out(
             break
         out = _replace(out, spans, values)
         looked_at = sorted({span.text for span in spans})
-    spans = _by_difference(out, learned)
+    spans = _by_difference(out, n_system, learned)
     return (_replace(out, spans, values) if spans else out), values.found
 
 
@@ -163,7 +173,7 @@ class _Text:
                 a, b = found.span(1)
                 if rule.action == "path":
                     b = a + len(text[a:b].rstrip("/\\") or text[a:b])
-                if 0 < b - a <= most and "[[" not in text[a:b] and "]]" not in text[a:b]:
+                if 0 < b - a <= most and not touches_mark(text, a, b):
                     yield a, b
                     done = max(done, b)
 
@@ -241,7 +251,8 @@ def _other_places(texts: Sequence[str], spans: Sequence[Span], taken: Sequence[b
         for i, text in enumerate(texts):
             for start in _places(text, value):
                 end = start + len(value)
-                if _is_path_at(text, start, end) and taken[i].find(1, start, end) < 0:
+                is_free = taken[i].find(1, start, end) < 0 and not touches_mark(text, start, end)
+                if is_free and _is_path_at(text, start, end):
                     taken[i][start:end] = b"\1" * len(value)
                     found.append(Span(i, start, end, names[value], "path"))
     return found
@@ -269,7 +280,7 @@ class _Values:
     def reserve(self, texts: Iterable[str]) -> None:
         """Take no name that stands in `texts`; at the first call none of the whole base, either."""
         more = () if self._used else (self._literal(),)
-        self._used.update(literal for text in (*texts, *more) for literal in _LITERAL.findall(text))
+        self._used.update(literal for text in (*texts, *more) for literal in MARK.findall(text))
 
     def get(self, span: Span, text: str) -> Value:
         shared = span.action == "path" or len(text) >= MIN_SHARED
@@ -304,12 +315,22 @@ def _replace(texts: Sequence[str], spans: Sequence[Span], values: _Values) -> li
     ]
 
 
-def _by_difference(texts: Sequence[str], learned: Sequence[Learned]) -> list[Span]:
+def _by_difference(texts: Sequence[str], n_system: int, learned: Sequence[Learned]) -> list[Span]:
+    """Values of `learned`, none in project instructions: a line may stand there that was learned elsewhere."""
     spans: list[Span] = []
+    regions = {i: instructions_at(text) for i, text in enumerate(texts[:n_system])} if learned else {}
     for known in sorted(learned, key=lambda known: len(known.prefix) + len(known.suffix)):  # the widest span first
-        places = [Span(i, a, b, known.name, "move") for i, text in enumerate(texts) for a, b in lines_of(text, known)]
-        if len(places) == 1 and not _overlaps(places[0], spans) and "[[" not in _cut(texts, places[0]):
-            spans += places
+        places = [
+            Span(i, a, b, known.name, "move")
+            for i, text in enumerate(texts)
+            for a, b in lines_of(text, known)
+            if not any(start <= a < end for start, end in regions.get(i, ()))
+        ]
+        if len(places) != 1 or _overlaps(places[0], spans):
+            continue
+        (place,) = places
+        if not touches_mark(texts[place.text], place.start, place.end):
+            spans.append(place)
     return spans
 
 
@@ -337,7 +358,3 @@ def lines_of(text: str, known: Learned) -> Iterator[tuple[int, int]]:
 
 def _overlaps(span: Span, spans: Sequence[Span]) -> bool:
     return any(other.text == span.text and other.start < span.end and span.start < other.end for other in spans)
-
-
-def _cut(texts: Sequence[str], span: Span) -> str:
-    return texts[span.text][span.start : span.end]

@@ -1,7 +1,8 @@
 """Placeholders in what the model says, turned back into what they stand for before the client sees them.
 
-The base says `[[cwd]]` where a directory stood (policies/layout); a model may say `[[cwd]]/a.py` in an answer or in a
-call. The client never heard of `[[cwd]]`, so its value is put in; what the model really said stays in the ledger.
+The base says `[[env:cwd]]` where a directory stood (policies/layout); a model may say `[[env:cwd]]/a.py` in an answer
+or in a call. The client never heard of `[[env:cwd]]`, so its value is put in; what the model really said stays in the
+ledger. Brackets without `env:` are the model's own (R, wikis, TOML) and stay.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def own_thoughts(request: ModelRequest, ledger: Ledger, known: int) -> int | Non
     for i in range(request.prompt.n_leading, known):
         if ledger.sent is None or ledger.raw[i] == request.raws[i] or not thought_texts(messages[i]):
             continue
-        if has_other_thoughts(resolved(orjson.loads(ledger.sent[i]), _values(ledger, i)), messages[i]):
+        if has_other_thoughts(resolved(orjson.loads(ledger.sent[i]), ledger.values_before(i)), messages[i]):
             return i
     return None
 
@@ -48,7 +48,7 @@ def given_back(
         reply = _reply(ledger, places[i], request.blobs[i])
         if reply is None:
             continue
-        messages[i], kinds = give_back(reply, messages[i], defaults, _values(ledger, places[i]))
+        messages[i], kinds = give_back(reply, messages[i], defaults, ledger.values_before(places[i]))
         if kinds != (GAVE_UP,) and kinds:
             altered.add(i)
         repairs += kinds
@@ -72,9 +72,3 @@ def _reply(ledger: Ledger, at: int, blob: bytes) -> Json | None:
         return ledger.reply.message
     said: Json | None = None if ledger.sent is None or ledger.sent[at] == blob else orjson.loads(ledger.sent[at])
     return said
-
-
-def _values(ledger: Ledger, position: int) -> dict[str, str]:
-    """What each placeholder stood for when the model said that message: `[[name]]` -> text."""
-    told = ledger.told_before(position)
-    return {f"[[{name}]]": text for name, text in told.items() if not name.startswith("=")}

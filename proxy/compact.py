@@ -350,14 +350,15 @@ def _tokens(prepared: Prepared, n_prompt: int) -> tuple[list[int], int]:
 
 
 def _notes(ledger: Ledger, decided: Compact) -> list[str]:
-    """What was told of changed values in the span has to be told again."""
+    """What was told of changed values in the span has to be told again, of lines as what stands before it left them."""
     told: dict[str, str] = {}
+    before = ledger.told_before(decided.start)
     for at, values in ledger.told:
         if decided.start <= at < decided.end and at not in decided.pinned:
             told |= values
     moved = [Value(name, text, "move") for name, text in told.items() if name[:1] != "="]
-    lines = [line_note(name[1:], text) for name, text in told.items() if name[:1] == "="]
-    return [*([change_note(moved)] if moved else []), *lines]
+    lines = [(before.get(name, name[1:]), text) for name, text in told.items() if name[:1] == "="]
+    return [*([change_note(moved)] if moved else []), *(line_note(old, new) for old, new in lines if old != new)]
 
 
 def resent(service: Service, r: ModelRequest, messages: Sequence[Json], ledger: Ledger) -> ModelRequest:

@@ -21,8 +21,9 @@ from llamacpp.memory import MemoryFacts
 from llamacpp.probes import N_AT, Learned
 from llamacpp.render import Rendered, Renderer
 from llamacpp.reports import Props, SlotFileReport, SlotReport
-from llamacpp.templates import keep_reasoning, placeholder, prints_clock
+from llamacpp.templates import keep_reasoning, prints_clock
 from policies.checkpoints import BEFORE_END, REWINDS, Checkpoints, Memory, reused
+from policies.layout_text import placeholder
 from policies.placement import most_useful
 from policies.prefix import common_prefix, n_tokens
 from policies.types import Abilities, SnapshotFacts
@@ -198,12 +199,12 @@ class Engine:
 
     @property
     def clock_values(self) -> tuple[tuple[str, str], ...]:
-        """(name, strftime format) of every `[[name]]` that its template prints where the engine's clock was."""
+        """(name, strftime format) of every `[[env:name]]` that its template prints where the engine's clock was."""
         return self.chosen_template.clock_values
 
     @property
     def clock_arguments(self) -> tuple[tuple[str, str], ...]:
-        """(argument, name): `chat_template_kwargs` that put a value into the prompt instead of `[[name]]`."""
+        """(argument, name): `chat_template_kwargs` that put a value into the prompt instead of `[[env:name]]`."""
         return self.chosen_template.clock_arguments
 
     def clock_told(self, *, has_system: bool, has_tools: bool) -> tuple[tuple[str, str], ...]:

@@ -14,6 +14,7 @@ from llamacpp import engines as children
 from llamacpp import gguf, templates
 from llamacpp.engines.flags import spelled
 from llamacpp.errors import EngineSetupError
+from policies.layout_text import placeholder
 from proxy.config import Settings
 from proxy.state_dir import PRIVATE_FILE
 
@@ -34,7 +35,7 @@ CLOCK_PRICE = (
 class ChosenTemplate:
     """What was done to a child's template.
 
-    clock_values: (name, strftime format) of each `[[name]]` that it prints where the date was. clock_arguments:
+    clock_values: (name, strftime format) of each `[[env:name]]` that it prints where the date was. clock_arguments:
     (argument, name): `chat_template_kwargs` by which one request gets the date in its place. fixed: variables of the
     engine's clock that are set at its start. keeps_reasoning: it is the append-only variant.
     """
@@ -54,7 +55,7 @@ def with_template(settings: Settings, spec: children.EngineSpec) -> tuple[childr
     theirs = _arguments(spec.extra)
     if own is None or theirs is None:
         return spec, ChosenTemplate()
-    clock = templates.fix_clock(own) if settings.template_clock == "fixed" else templates.FixedClock(own)
+    clock = templates.fix_clock(own, placeholder) if settings.template_clock == "fixed" else templates.FixedClock(own)
     kept = templates.keep_reasoning(clock.text) if settings.append_only_template else None
     if settings.append_only_template and kept is None:
         log.warning(

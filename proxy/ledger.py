@@ -19,6 +19,7 @@ from llamacpp.sse import EventSplitter, data_of
 from llamacpp.wire import Asked, Decoder
 from policies.compaction import Replacement, applied
 from policies.layout import Value, to_tell
+from policies.layout_text import placeholder
 from policies.message_parts import size_of
 from policies.types import DIGEST_BYTES
 
@@ -90,9 +91,13 @@ class Ledger:
 
     @property
     def values(self) -> dict[str, str]:
-        """What each placeholder stands for, as told last: `[[name]]` -> text."""
-        told = self.told_before(len(self.raw))
-        return {f"[[{name}]]": text for name, text in told.items() if not name.startswith("=")}
+        """What each placeholder stands for, as told last: `[[env:name]]` -> text."""
+        return self.values_before(len(self.raw))
+
+    def values_before(self, position: int) -> dict[str, str]:
+        """The same as the messages before a position told it."""
+        told = self.told_before(position)
+        return {placeholder(name): text for name, text in told.items() if not name.startswith("=")}
 
     def told_before(self, position: int) -> dict[str, str]:
         """Volatile values that the messages before a position have told."""
@@ -105,7 +110,10 @@ class Ledger:
     def changed(
         self, position: int, values: Sequence[Value], lines: Sequence[tuple[str, str]]
     ) -> tuple[tuple[Value, ...], list[tuple[str, str]], list[tuple[str, str]]]:
-        """What was told otherwise before a position: values; lines (old, new); lines that are again as at first."""
+        """What was told otherwise before a position: values; lines (of the base, now); lines (told last, of the base)
+        that are again as at first, to be told before them: another may now read as one of these did. `lines`: all that
+        differ.
+        """
         told = self.told_before(position)
         other = [(b, n) for b, n in lines if told.get(f"={b}", b) != n]
         now = {b for b, _ in lines}

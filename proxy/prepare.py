@@ -326,8 +326,8 @@ class _Repair:
             return [*told, (at, now)] if at is not None and now else told
         tell, lines, back = old.changed(known, laid.values, self._line_changes)
         known_values = old.told_before(known)
-        notes = [change_note(tell)] if tell else []
-        notes += [line_note(known_values.get(f"={b}", b), n) for b, n in lines] + [line_note(n, b) for n, b in back]
+        notes = [change_note(tell, known_values)] if tell else []
+        notes += [line_note(n, b) for n, b in back] + [line_note(known_values.get(f"={b}", b), n) for b, n in lines]
         at = self._append(messages, altered, [*notes, *self._reminders], known)
         if at is None or not (tell or lines or back):
             return old.told

@@ -19,7 +19,7 @@ from proxy.errors import StoreError
 from proxy.state_dir import PRIVATE_FILE, explain_os_error
 from proxy.store_types import Row, Snapshot
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 COMPANIONS = ("", "-wal", "-shm")  # the files that SQLite keeps beside a database in WAL mode
 BUSY_TIMEOUT_SECONDS = 2.0  # a person's `sqlite3 state.db` may read beside us; the flock keeps other proxies out
 
@@ -43,7 +43,10 @@ CREATE TABLE prompts (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
 _SCHEMA_4 = "ALTER TABLE snapshots ADD COLUMN checksum TEXT NOT NULL DEFAULT '';"
 _SCHEMA_5 = "".join(f"UPDATE {table} SET record = sealed(record);" for table in ("ledgers", "requests", "layouts"))
-_STEPS = (_SCHEMA, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5)
+_SCHEMA_6 = "".join(f"DELETE FROM {table};" for table in ("ledgers", "texts", "layouts", "prompts"))
+"""Until version 5 placeholders were `[[date]]`, which no prompt holds any more: it is `[[env:date]]` since. Snapshots
+stay: they are found by their tokens, so an older base is found by nobody, and prompts of mode observe held none."""
+_STEPS = (_SCHEMA, _SCHEMA_2, _SCHEMA_3, _SCHEMA_4, _SCHEMA_5, _SCHEMA_6)
 """From each version to the next."""
 MOST_TEXT_BYTES = 1024**3
 """Messages of all ledgers; beyond it the lines used longest ago lose theirs (their prompts then come as sent)."""
@@ -100,7 +103,7 @@ class StateDb:
 
     def __init__(self, path: Path | None) -> None:
         """Open or create `path`; None: in memory. Raises StoreError (newer version, unusable), Corrupt."""
-        self.path = path
+        self.path, self.n_dropped = path, 0
         with self._explained():
             if path is not None:
                 _make_private(path)
@@ -126,6 +129,8 @@ class StateDb:
         self._db.create_function("sealed", 1, sealed, deterministic=True)
         self._db.execute("PRAGMA secure_delete=ON")  # what a person had deleted must not stay in free pages
         if version < SCHEMA_VERSION:
+            if version:
+                (self.n_dropped,) = self._db.execute("SELECT count(*) FROM ledgers").fetchone()
             self._create("".join(_STEPS[version:]))
 
     def _create(self, tables: str) -> None:

@@ -23,6 +23,11 @@ MAX_REQUESTS = 1000  # INTERFACES of issue 2: recent requests kept for /slotkeep
 
 log = structlog.get_logger(__name__)
 
+OLD_PLACEHOLDERS = (
+    "an earlier version wrote [[date]] where this one writes [[env:date]]: each conversation's next prompt is "
+    "processed once from its beginning"
+)
+
 
 class Writer:
     """Runs jobs one after another in its thread. Puts are collected for a moment and written in one transaction, ahead
@@ -107,6 +112,8 @@ class Writer:
     def _open_db(self) -> StateDb:
         if self._db is None:
             self._db = StateDb(self.path)
+            if n := self._db.n_dropped:
+                log.info("ledgers_dropped", ledgers=n, why=OLD_PLACEHOLDERS)
         return self._db
 
     def _start_anew(self, err: Corrupt) -> None:

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def clock_values(engines: Engines, body: Json) -> tuple[Value, ...]:
-    """Values whose `[[name]]` stands in the prompt of this body, as of now, in the engine's own formats."""
+    """Values whose `[[env:name]]` stands in the prompt of this body, as of now, in the engine's own formats."""
     engine = answering(engines, body.get("model"))
     if engine is None:
         return ()

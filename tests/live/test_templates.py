@@ -154,11 +154,11 @@ async def test_clock(proxy_server: StartProxy, mode: str) -> None:
         assert not (proxy.state_dir / "template.jinja").exists()
         assert "midnight" in (await proxy.logged("template_prints_clock"))["consequence"]
         return
-    fixed = "Today is [[template_date]], [[template_date_2]]"
-    assert f"{fixed}, [[template_date_3]]." in prompts[0]
+    fixed = "Today is [[env:template_date]], [[env:template_date_2]]"
+    assert f"{fixed}, [[env:template_date_3]]." in prompts[0]
     assert f"{fixed}." in prompts[1]
-    assert "Today is a, [[template_date_2]], c." in prompts[2]
-    assert "Today is [[template_date]], mine, [[template_date_3]]." in prompts[3]
+    assert "Today is a, [[env:template_date_2]], c." in prompts[2]
+    assert "Today is [[env:template_date]], mine, [[env:template_date_3]]." in prompts[3]
     assert all(line["event"] != "template_prints_clock" for line in proxy.lines)
 
 

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacpp.templates import code, fix_clock, keep_reasoning, prints_clock
+from policies.layout_text import placeholder
 
 DATA = Path(__file__).parent.parent / "data"
 QWEN = [(DATA / name).read_text() for name in ("qwen3.jinja", "qwen3.5.jinja")]
-FIRST = "(template_date if template_date is defined else '[[template_date]]')"
-SECOND = "(template_date_2 if template_date_2 is defined else '[[template_date_2]]')"
+FIRST = "(template_date if template_date is defined else '[[env:template_date]]')"
+SECOND = "(template_date_2 if template_date_2 is defined else '[[env:template_date_2]]')"
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,10 @@ SECOND = "(template_date_2 if template_date_2 is defined else '[[template_date_2
 )
 def test_calls_become_a_constant(template: str, fixed: str) -> None:
     """Wherever a call stands in an expression, in either kind of quotes; one name for each format."""
-    clock = fix_clock(template)
+    clock = fix_clock(template, placeholder)
     assert clock.text == fixed
     assert not prints_clock(clock.text)
-    assert fix_clock(clock.text).text == fixed
+    assert fix_clock(clock.text, placeholder).text == fixed
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,8 @@ def test_calls_become_a_constant(template: str, fixed: str) -> None:
 def test_what_is_no_clock(template: str) -> None:
     """Text, comments, strings, attributes, questions, and templates that end too early."""
     assert not prints_clock(template)
-    assert fix_clock(template).text == template
-    assert fix_clock(template).values == ()
+    assert fix_clock(template, placeholder).text == template
+    assert fix_clock(template, placeholder).values == ()
 
 
 @pytest.mark.parametrize(
@@ -79,17 +80,17 @@ def test_what_is_no_clock(template: str) -> None:
 )
 def test_clocks_that_cannot_stand_still(template: str) -> None:
     """A computed format, and results that the template itself works with: they stay, and are found."""
-    assert fix_clock(template).text == template
-    assert fix_clock(template).values == ()
+    assert fix_clock(template, placeholder).text == template
+    assert fix_clock(template, placeholder).values == ()
     assert prints_clock(template)
 
 
 def test_variables_that_the_engine_sets() -> None:
     """llama.cpp's own `date_string`: nothing in the text changes, the engine is given it; a client's goes first."""
     template = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
-    clock = fix_clock(template + "{{ date_string }} {{ datetime }}")
+    clock = fix_clock(template + "{{ date_string }} {{ datetime }}", placeholder)
     assert clock.values == (("template_date", "%d %b %Y"), ("template_date_2", "%b %d %Y"))
-    assert clock.defaults == (("date_string", "[[template_date]]"), ("datetime", "[[template_date_2]]"))
+    assert clock.defaults == (("date_string", "[[env:template_date]]"), ("datetime", "[[env:template_date_2]]"))
     assert clock.arguments == (
         ("template_date", "template_date"),
         ("date_string", "template_date"),
@@ -108,8 +109,8 @@ def test_any_text(parts: list[str]) -> None:
     tokens = list(code(text))
     assert all(text[t.start : t.end] == t.text for t in tokens if t.kind != "open")
     assert all(a.end <= b.start for a, b in pairwise(tokens))
-    once = fix_clock(text).text
-    assert fix_clock(once).text == once
+    once = fix_clock(text, placeholder).text
+    assert fix_clock(once, placeholder).text == once
     assert keep_reasoning(text) is None
 
 

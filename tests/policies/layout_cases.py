@@ -90,7 +90,7 @@ STATIC = [
     "A session id is a UUID. Never guess a process id.",
     "Use absolute paths like /home/user/project/a.py, not a.py.",
     "Use /tmp for temporary files, `/tmp/` for scratch work, `/tmp/a.py` for temporary work, `/template/x` for none.",
-    "Link tasks with `[[name]]`, where `name` is the other one's slug.",
+    "Link tasks with `[[name]]` or `df[[date]]`, where `name` is the other one's slug.",
     "Work on a branch, never on main. Commits: small.",
     "Run the tests within 30 s and keep coverage at 90% or more.",
     "Use a 16-digit hex id such as 0123456789abcdef in examples.",
@@ -122,7 +122,7 @@ def base(day: int = 0, repo: str = "/home/dev/repo") -> tuple[list[Message], lis
 def given_back(node: Any, values: dict[str, str]) -> Any:
     """JSON with the placeholders of `values` replaced by their texts, once."""
     if isinstance(node, str):
-        return re.sub(r"\[\[([^\[\]\n]+)\]\]", lambda found: values.get(found[1], found[0]), node)
+        return re.sub(r"\[\[env:([^\[\]\n]+)\]\]", lambda found: values.get(found[1], found[0]), node)
     if isinstance(node, dict):
         return {key: given_back(value, values) for key, value in node.items()}
     return [given_back(item, values) for item in node] if isinstance(node, list | tuple) else node

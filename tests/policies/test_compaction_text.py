@@ -116,4 +116,7 @@ def test_an_earlier_summary_s_heading_is_not_repeated() -> None:
 
 def test_notes_come_last() -> None:
     """What was told of changed values in the span is told again."""
-    assert finished("S", [], 900, ["[[date]] is now Monday"]).splitlines()[1:] == ["S", "[[date]] is now Monday"]
+    assert finished("S", [], 900, ["[[env:date]] is now Monday"]).splitlines()[1:] == [
+        "S",
+        "[[env:date]] is now Monday",
+    ]

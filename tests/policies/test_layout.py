@@ -33,7 +33,7 @@ TRACES = Path("/work/shared/traces")
 pieces = st.one_of(
     st.sampled_from([text for text, _ in VOLATILE] + STATIC),
     st.sampled_from(
-        ["[[date]]", "[[cwd]]/x", "/home/dev/repo/a.py", "/home/dev/repo2", "Today's date: ", "2026-11-29"]
+        ["[[env:date]]", "[[env:cwd]]/x", "/home/dev/repo/a.py", "/home/dev/repo2", "Today's date: ", "2026-11-29"]
     ),
     st.text("aT09[]\n /:.-~=İé", max_size=12),
 )
@@ -99,8 +99,8 @@ def test_what_a_call_may_contain_stays_literal() -> None:
     _, tools = base()
     laid = lay_out(*base())
     function = laid.tools[0]["function"]  # type: ignore[index]
-    assert function["description"] == "Runs in [[cwd]]."
-    assert function["parameters"]["properties"]["workdir"]["description"] == "Default [[cwd]]"
+    assert function["description"] == "Runs in [[env:cwd]]."
+    assert function["parameters"]["properties"]["workdir"]["description"] == "Default [[env:cwd]]"
     assert function["parameters"]["properties"]["workdir"]["default"] == "/home/dev/repo"
     assert list(function) == list(tools[0]["function"])
 
@@ -109,21 +109,35 @@ def test_a_path_is_replaced_at_its_ends_only_and_the_longer_one_first() -> None:
     text = "cwd: /home/dev/repo\nHome: /home/dev\n"
     text += "/home/dev/repo/a /home/dev/repo-2 /home/dev/repo.git /x/home/dev /home/dev."
     content = lay_out([{"role": "system", "content": text}], None).leading[0]["content"]
-    assert content.split("\n")[2] == "[[cwd]]/a [[home]]/repo-2 [[home]]/repo.git /x/home/dev [[home]]."
+    assert content.split("\n")[2] == "[[env:cwd]]/a [[env:home]]/repo-2 [[env:home]]/repo.git /x/home/dev [[env:home]]."
 
 
 def test_two_values_of_a_rule_have_two_names_and_names_in_the_text_are_left_free() -> None:
-    text = "Date: 2026-11-29\nToday is 2026-11-30.\nDate: 2026-11-29\nSee [[date_2]]."
+    text = "Date: 2026-11-29\nToday is 2026-11-30.\nDate: 2026-11-29\nSee [[env:date_2]]."
     laid = lay_out([{"role": "system", "content": text}], None)
-    assert laid.leading[0]["content"] == "Date: [[date]]\nToday is [[date_3]].\nDate: [[date]]\nSee [[date_2]]."
+    assert (
+        laid.leading[0]["content"]
+        == "Date: [[env:date]]\nToday is [[env:date_3]].\nDate: [[env:date]]\nSee [[env:date_2]]."
+    )
     assert told(laid) == {"date": "2026-11-29", "date_3": "2026-11-30"}
+
+
+def test_brackets_of_other_languages_are_no_placeholders() -> None:
+    """A wiki's and R's own: they stay, take no name, and may stand within a value."""
+    git = "Branch: main\nStatus: clean\nRecent commits:\nabc1234 fix [[x]]"
+    text = f"Date: 2026-11-29\nLink [[date]] and df[[cwd]].\n{git}"
+    laid = lay_out([{"role": "system", "content": text}], None)
+    assert laid.leading[0]["content"] == "Date: [[env:date]]\nLink [[date]] and df[[cwd]].\n[[env:git]]"
+    assert told(laid)["git"] == git
 
 
 def test_short_values_have_a_name_each_because_they_may_be_equal_by_chance() -> None:
     for memory in ("2MB", "3MB"):
         text = f"a PID 7 up 1s mem=2MB\nb PID 8 up 1s mem={memory}"
         laid = lay_out([{"role": "system", "content": text}], None)
-        assert laid.leading[0]["content"].split("\n")[1] == "b PID [[pid_2]] up [[uptime_2]] mem=[[memory_2]]"
+        assert (
+            laid.leading[0]["content"].split("\n")[1] == "b PID [[env:pid_2]] up [[env:uptime_2]] mem=[[env:memory_2]]"
+        )
 
 
 def test_names_of_rules_and_numbers_never_meet() -> None:
@@ -142,27 +156,31 @@ def test_what_stands_everywhere_is_no_value() -> None:
 def test_a_path_of_static_texts_is_replaced_at_its_cue_only() -> None:
     text = "Working directory: /tmp\nWrite to /tmp/out."
     laid = lay_out([{"role": "system", "content": text}], None)
-    assert laid.leading[0]["content"] == "Working directory: [[cwd]]\nWrite to /tmp/out."
+    assert laid.leading[0]["content"] == "Working directory: [[env:cwd]]\nWrite to /tmp/out."
 
 
 def test_project_instructions_keep_their_dates_and_follow_the_directory() -> None:
     text = "cwd: /r/app\nInstructions from: /r/app/AGENTS.md\nCurrent date: 2026-01-01\nWrite to /r/app/out."
     laid = lay_out([{"role": "system", "content": text}], None)
-    assert laid.leading[0]["content"] == text.replace("/r/app", "[[cwd]]")
+    assert laid.leading[0]["content"] == text.replace("/r/app", "[[env:cwd]]")
 
 
 def test_parts_stay_parts_and_other_keys_stay() -> None:
     part = {"type": "text", "text": "Today is 2026-11-29.", "cache_control": {"type": "ephemeral"}}
     laid = lay_out([{"role": "developer", "content": [part, {"type": "image_url"}], "name": "x"}], None)
     assert laid.leading == (
-        {"role": "developer", "content": [{**part, "text": "Today is [[date]]."}, {"type": "image_url"}], "name": "x"},
+        {
+            "role": "developer",
+            "content": [{**part, "text": "Today is [[env:date]]."}, {"type": "image_url"}],
+            "name": "x",
+        },
     )
 
 
 def test_a_learned_line_gives_its_value_out_once() -> None:
     known = Learned("Mood of the day: ", " (random)", "value_1")
     laid = lay_out([{"role": "system", "content": "A\nMood of the day: fine-7 (random)\nB"}], None, learned=[known])
-    assert laid.leading[0]["content"] == "A\nMood of the day: [[value_1]] (random)\nB"
+    assert laid.leading[0]["content"] == "A\nMood of the day: [[env:value_1]] (random)\nB"
     assert laid.values == (Value("value_1", "fine-7", "move"),)
     assert lay_out(laid.leading, None, learned=[known]).values == ()
     for text in (
@@ -173,6 +191,18 @@ def test_a_learned_line_gives_its_value_out_once() -> None:
         "Mood of the day: never more than 7 files (random)",
     ):
         assert lay_out([{"role": "system", "content": text}], None, learned=[known]).values == ()
+
+
+@pytest.mark.parametrize(
+    "around", ["Instructions from: /r/AGENTS.md\n{}", "<instructions>\n{}\n</instructions>\nBe brief."]
+)
+def test_a_learned_value_stays_in_project_instructions(around: str) -> None:
+    """Learned elsewhere; where the line stands outside as well, that one is taken out."""
+    known, line = Learned("Dev server port: ", "", "value_1"), "Dev server port: 8080"
+    text = around.format(line)
+    assert lay_out([{"role": "system", "content": text}], None, learned=[known]).values == ()
+    laid = lay_out([{"role": "system", "content": f"Dev server port: 3000\n{text}"}], None, learned=[known])
+    assert laid.leading[0]["content"] == f"Dev server port: [[env:value_1]]\n{text}"
 
 
 def test_learned_words_are_few() -> None:
@@ -186,7 +216,7 @@ def test_users_rules_for_tools_leave_the_system_text_alone() -> None:
     rule = Rule("credit", "tools", r"credit: (\d+)", "move", "credit: 3")
     leading, tools = [{"role": "system", "content": "credit: 1"}], [{"function": {"description": "credit: 2"}}]
     laid = lay_out(leading, tools, rules=[rule])
-    assert (laid.leading, laid.tools) == (tuple(leading), [{"function": {"description": "credit: [[credit]]"}}])
+    assert (laid.leading, laid.tools) == (tuple(leading), [{"function": {"description": "credit: [[env:credit]]"}}])
 
 
 def test_equal_definitions_have_one_key_in_any_order_of_their_keys() -> None:
@@ -225,9 +255,16 @@ def test_the_order_of_known_tools_is_irrelevant(mine: list[bytes], known: list[t
 def test_notes_say_what_the_brackets_are() -> None:
     values = (Value("date", "2026-11-29", "move"), Value("git", "a\nb", "move"))
     assert first_note(values) == (
-        "<context>\nValues of the [[names]] in the instructions:\n[[date]] = 2026-11-29\n[[git]] = a\nb\n</context>"
+        "<context>\nValues of the [[env:names]] in the instructions:\n"
+        "[[env:date]] = 2026-11-29\n[[env:git]] = a\nb\n</context>"
     )
-    assert change_note(values[:1]) == "<context>\n[[date]] is now 2026-11-29\n</context>"
+    assert change_note(values[:1]) == "<context>\n[[env:date]] is now 2026-11-29\n</context>"
+    moved = (Value("cwd", "/srv/two", "path"), Value("cwd_2", "/x", "path"), Value("date", "Monday", "move"))
+    assert change_note(moved, {"cwd": "/srv/one", "date": "Sunday"}).splitlines()[1:-1] == [
+        "[[env:cwd]] is now /srv/two (until here: /srv/one)",
+        "[[env:cwd_2]] is now /x",
+        "[[env:date]] is now Monday",
+    ]
     assert first_note(()) == change_note(()) == ""
     assert line_note("Mode: plan", "Mode: build") == 'In the system prompt, "Mode: plan" now reads "Mode: build".'
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.layout import changed_lines, lay_out, learn
 from policies.layout_check import MAX_VALUE
-from policies.layout_learn import _change
+from policies.layout_learn import _change, excerpts
 from policies.layout_text import Learned
 
 HEAD = "You are an agent that works on files.\n" * 8
@@ -75,9 +75,9 @@ def test_a_line_without_anything_else_or_like_another_one_is_not_learned() -> No
 
 
 def test_a_placeholder_is_never_learned() -> None:
-    assert learn(with_line("Mood: [[date]]"), with_line("Mood: [[date_2]]"), 1) is None
-    assert learn(with_line("Mood: [[date]]/a1"), with_line("Mood: [[date]]/a2"), 1) == (
-        Learned("Mood: [[date]]", "", "value_1"),
+    assert learn(with_line("Mood: [[env:date]]"), with_line("Mood: [[env:date_2]]"), 1) is None
+    assert learn(with_line("Mood: [[env:date]]/a1"), with_line("Mood: [[env:date]]/a2"), 1) == (
+        Learned("Mood: [[env:date]]", "", "value_1"),
     )
 
 
@@ -135,15 +135,43 @@ def system(texts: list[str]) -> dict[str, str]:
 def test_project_instructions_are_never_learned() -> None:
     old, new = (with_line(f"Instructions from: /r/AGENTS.md\n- Indent by {n} spaces") for n in (2, 4))
     assert learn(old, new, 1) is None
+    assert learn(old, new, 1, wording=True) is None
+    assert changed_lines(old, new) is None
+    inside = "<instructions>\n- Indent by {} spaces\n</instructions>\nThe lamp is on-{} now."
+    assert learn(with_line(inside.format(2, 1)), with_line(inside.format(4, 2)), 1) is None
+    lamp = learn(with_line(inside.format(2, 1)), with_line(inside.format(2, 2)), 1)
+    assert lamp == (Learned("The lamp is ", " now.", "value_1"),)
 
 
 def test_of_a_long_line_an_excerpt_is_told() -> None:
     old, new = ([f"{'word ' * 100}Time {n} o'clock{' word' * 100}"] for n in (1, 2))
-    pairs = changed_lines(old, new)
-    assert pairs is not None
-    assert [len(text) for text in pairs[0]] == [121, 121]
-    assert "Time 1 o'clock" in pairs[0][0]
-    assert "Time 2 o'clock" in pairs[0][1]
+    assert changed_lines(old, new) == [(*old, *new)]
+    told = excerpts(*old, *new)
+    assert [len(text) for text in told] == [121, 121]
+    assert "Time 1 o'clock" in told[0]
+    assert "Time 2 o'clock" in told[1]
+    assert excerpts("Time 1", "Time 2") == ("Time 1", "Time 2")
+
+
+def test_an_excerpt_stands_on_its_line_once() -> None:
+    """Wider, if need be; where another line says the same, nobody could tell which is meant."""
+    same = "and use at most 4 of these workers in every step that you take for the people here, " * 3
+    old, new = f"{same}One. {same}{same}", f"{same}One. {same.replace('4', '5', 1)}{same}"
+    told = excerpts(old, new)
+    assert old.count(told[0]) == 1 and old.replace(*told) == new
+    line = f"Rule {{}}: {same}keep at most {{}} files {same}"
+    texts = [HEAD * 9 + line.format("a", n) + "\n" + line.format("b", 7) for n in (7, 8)]
+    assert changed_lines(texts[:1], texts[1:]) is None
+    other = [text.replace("at most 7 files", "at most 7 pages") for text in texts]
+    assert changed_lines(other[1:], [other[1].replace("most 8", "most 9")]) is not None
+
+
+def test_a_line_that_becomes_another_one_is_not_told() -> None:
+    """Of two that read alike, which would change next?"""
+    assert changed_lines(with_line("Port: 1\nPort: 2"), with_line("Port: 2\nPort: 3")) is None
+    assert changed_lines(with_line("Port: 1\nPort: 2"), with_line("Port: 4\nPort: 4")) is None
+    assert changed_lines(with_line("Port: 1\nPort: 2"), with_line("Port: 3\nPort: 4")) is None
+    assert changed_lines(with_line("Port: 1\nPort: 2"), with_line("Port: 1\nPort: 4")) is not None
 
 
 words = st.text("a1 /:[", min_size=1, max_size=8)

@@ -10,8 +10,23 @@ from hypothesis import strategies as st
 
 from policies.placeholders import Resolver, resolved
 
-VALUES = {"[[cwd]]": '/home/a "b"', "[[cwd_2]]": "/srv", "[[date]]": "today"}
-PIECE = st.sampled_from(["[[cwd]]", "[[cwd_2]]", "[[date]]", "[[", "[", "]]", "[[cw", "x", " ", "[[cwd", "[[[date]]"])
+VALUES = {"[[env:cwd]]": '/home/a "b"', "[[env:cwd_2]]": "/srv", "[[env:date]]": "today"}
+PIECE = st.sampled_from(
+    [
+        "[[env:cwd]]",
+        "[[env:cwd_2]]",
+        "[[env:date]]",
+        "[[",
+        "[",
+        "]]",
+        "[[env:cw",
+        "x",
+        " ",
+        "[[env:cwd",
+        "[[[env:date]]",
+        "[[cwd]]",
+    ]
+)
 
 
 def by_hand(text: str, quoted: bool = False) -> str:
@@ -58,14 +73,20 @@ def test_text_without_brackets_is_never_held() -> None:
 
 
 def test_a_whole_message() -> None:
-    call = {"id": "c", "function": {"name": "look", "arguments": '{"path": "[[cwd]]/a"}'}}
-    message = {"role": "assistant", "content": "In [[cwd_2]].", "tool_calls": [call]}
+    call = {"id": "c", "function": {"name": "look", "arguments": '{"path": "[[env:cwd]]/a"}'}}
+    message = {"role": "assistant", "content": "In [[env:cwd_2]].", "tool_calls": [call]}
     found = resolved(message, VALUES)
     assert found["content"] == "In /srv."
     assert json.loads(found["tool_calls"][0]["function"]["arguments"]) == {"path": '/home/a "b"/a'}
-    assert message["content"] == "In [[cwd_2]]."
+    assert message["content"] == "In [[env:cwd_2]]."
     plain = {"role": "assistant", "content": "no"}
     assert resolved(plain, VALUES) is plain
+
+
+def test_what_a_model_writes_in_other_languages_stays() -> None:
+    """R, wikis and TOML write double brackets, too."""
+    text = "df[[date]], See [[cwd]]. [[files]] a[[cwd_2]]"
+    assert resolved({"role": "assistant", "content": text}, VALUES)["content"] == text
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda s: st.lists(s, max_size=2)))

@@ -205,7 +205,7 @@ def test_values_told_in_the_span_are_told_again() -> None:
     client.say([*later[:7], user("after")])
     one = client.say(later)
     assert GOOD in text(one)
-    assert text(one).count("[[date]] is now Mon Nov 30 2026") == 1
+    assert text(one).count("[[env:date]] is now Mon Nov 30 2026") == 1
 
 
 def test_prunes_come_first() -> None:

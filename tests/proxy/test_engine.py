@@ -58,7 +58,7 @@ def test_only_what_stands_in_the_prompt_is_told(engine: Engine) -> None:
     values = (("template_date", "%Y"), ("template_date_2", "%d"))
     engine.chosen_template = ChosenTemplate(values)
     assert engine.clock_told(has_system=True, has_tools=False) == values
-    engine.clock_printed = {(True, False): frozenset(), (False, False): frozenset({"[[template_date_2]]"})}
+    engine.clock_printed = {(True, False): frozenset(), (False, False): frozenset({"[[env:template_date_2]]"})}
     assert engine.clock_told(has_system=True, has_tools=False) == ()
     assert engine.clock_told(has_system=False, has_tools=False) == values[1:]
 

@@ -15,7 +15,7 @@ from tests.fakes.gguf_bytes import gguf_file
 DATA = Path(__file__).parent.parent / "data"
 QWEN3 = (DATA / "qwen3.jinja").read_text()
 CLOCK = "{{ strftime_now('%Y') }}"
-FIXED = "{{ (template_date if template_date is defined else '[[template_date]]') }}"
+FIXED = "{{ (template_date if template_date is defined else '[[env:template_date]]') }}"
 VALUES = (("template_date", "%Y"),)
 
 
@@ -99,7 +99,7 @@ def test_variables_of_the_engine(tmp_path: Path) -> None:
     )
     new, chosen = with_template(settings(tmp_path), asked)
     assert new.extra[:-1] == ("--chat-template-kwargs",)
-    assert json.loads(new.extra[-1]) == {"date_string": "[[template_date]]", "a": 1, "b": 2}
+    assert json.loads(new.extra[-1]) == {"date_string": "[[env:template_date]]", "a": 1, "b": 2}
     values = (("template_date", "%d %b %Y"),)
     assert chosen == ChosenTemplate(values, (("date_string", "template_date"),), ("date_string",))
     own = spec(tmp_path, "{{ date_string }}", "--chat-template-kwargs", '{"date_string": "today"}')

@@ -158,7 +158,7 @@ def test_reasoning_that_the_client_drops_is_given_back() -> None:
 
 def test_a_placeholder_that_the_model_repeats_stays_in_the_ledger() -> None:
     talk = Talk()
-    reply = call('{"path":"[[cwd]]/a.py"}')
+    reply = call('{"path":"[[env:cwd]]/a.py"}')
     one = talk.send([system(), user("x")], reply=reply)
     echo = call('{"path": "/home/u/repo/a.py"}')
     two = talk.send([system(), user("x"), echo, result("found")])
@@ -336,7 +336,7 @@ def test_the_templates_date_is_told() -> None:
     engine.clock_arguments = (("date_string", "template_date"),)
     year = time.strftime("%Y")
     prepared = talk.send([user("x")])
-    assert f"[[template_date]] = the day {year}" in sent(prepared)[0]["content"]
+    assert f"[[env:template_date]] = the day {year}" in sent(prepared)[0]["content"]
     observed = talk.ask([user("x")], mode="observe").request.body
     assert observed["chat_template_kwargs"] == {"date_string": f"the day {year}"}
 

@@ -30,7 +30,7 @@ def test_a_named_session_that_asks_the_same_again_elsewhere() -> None:
     one = talk.send([system(cwd=HERE), *history])
     again = talk.ask([system(cwd=THERE), *history])
     assert sent(again)[:3] == sent(one)[:3]
-    assert f"[[cwd]] is now {THERE}" in sent(again)[-1]["content"]
+    assert f"[[env:cwd]] is now {THERE}" in sent(again)[-1]["content"]
     begun = talk.ask([system(cwd=THERE), *history[:1]])
     assert THERE in text(begun) and HERE not in text(begun)
 
@@ -52,7 +52,7 @@ def test_a_session_that_moves_goes_on() -> None:
     one = talk.send([system(cwd=HERE), user("x")], reply=answer())
     two = talk.send([system(cwd=THERE), user("x"), answer(), user("y")])
     assert is_prefix(one, two)
-    assert f"[[cwd]] is now {THERE}" in sent(two)[-1]["content"]
+    assert f"[[env:cwd]] is now {THERE} (until here: {HERE})" in sent(two)[-1]["content"]
 
 
 def test_a_beginning_that_a_line_has_left_behind_is_another_conversation() -> None:
@@ -82,7 +82,7 @@ BASE = {"role": "system", "content": "You help."}
 def test_an_environment_behind_the_first_message_tells_its_values_at_its_end() -> None:
     here, there = (Talk().ask([BASE, user("x"), environment(cwd)]) for cwd in (HERE, THERE))
     assert sent(here)[:2] == sent(there)[:2] == [BASE, user("x")]
-    begins = "# Environment\nWorking directory: [[cwd]]\nSkills: many.\nToday's date: [[date]]"
+    begins = "# Environment\nWorking directory: [[env:cwd]]\nSkills: many.\nToday's date: [[env:date]]"
     assert all(sent(prepared)[2]["content"].startswith(begins) for prepared in (here, there))
     assert text(here).count(HERE) == text(here).count("Nov 29 2026") == 1
     assert sent(Talk().ask(sent(here))) == sent(here), "repairing again changes nothing"
@@ -93,7 +93,7 @@ def test_an_environment_that_changes_is_told_in_the_newest_message() -> None:
     one = talk.send([BASE, user("x"), environment(HERE)])
     two = talk.send([BASE, user("x"), environment(HERE, "Mon Nov 30 2026"), answer(), user("y")])
     assert is_prefix(one, two)
-    assert sent(two)[-1]["content"].count("[[date]] is now Mon Nov 30 2026") == 1
+    assert sent(two)[-1]["content"].count("[[env:date]] is now Mon Nov 30 2026") == 1
     three = talk.send([BASE, user("x"), environment(HERE, "Mon Nov 30 2026"), answer(), user("y"), answer(), user("z")])
     assert is_prefix(two, three) and sent(three)[-1] == user("z")
 

@@ -6,6 +6,8 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from proxy import store_db
 from proxy.store import Store
 from proxy.store_types import LedgerRecord
@@ -101,17 +103,41 @@ async def test_a_record_with_another_byte_is_none(tmp_path: Path) -> None:
 
 async def test_records_of_an_earlier_version_are_sealed(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    store.put_ledger(record("a"))
-    store.put_layout("local", b"{}")
+    store.put_request({"id": "a"})
     await store.close()
     with sqlite3.connect(tmp_path / "state.db") as db:
-        db.execute("UPDATE ledgers SET record = substr(record, 9)")
-        db.execute("UPDATE layouts SET record = substr(record, 9)")
+        db.execute("UPDATE requests SET record = substr(record, 9)")
         db.execute("PRAGMA user_version=4")
     db.close()
     store = await opened(tmp_path)
-    assert (await store.load_ledgers(), await store.load_layouts()) == ([record("a")], [("local", b"{}")])
+    assert (store.load_requests(), store.counters["bad_records"]) == ([{"id": "a"}], 0)
     await store.close()
+
+
+async def test_what_held_placeholders_of_another_spelling_is_dropped(tmp_path: Path) -> None:
+    """`state-5.sql` was written by the last version that said [[date]]: a ledger with its texts, what was learned of
+    bases, a pinned snapshot with its prompt, and a request."""
+    database = tmp_path / "state.db"
+    with sqlite3.connect(database) as db:
+        db.executescript((Path(__file__).parent.parent / "data" / "state-5.sql").read_text())
+    db.close()
+    assert n_rows(database) == {"snapshots": 1, "ledgers": 1, "requests": 1, "texts": 2, "layouts": 1, "prompts": 1}
+    with capture_logs() as logs:
+        store = await opened(tmp_path)
+    assert [entry["ledgers"] for entry in logs if entry["event"] == "ledgers_dropped"] == [1]
+    assert [request["id"] for request in store.load_requests()] == ["r-1"]
+    await store.close()
+    assert n_rows(database) == {"snapshots": 1, "ledgers": 0, "requests": 1, "texts": 0, "layouts": 0, "prompts": 0}
+    with capture_logs() as logs:
+        await (await opened(tmp_path)).close()
+    assert all(entry["event"] != "ledgers_dropped" for entry in logs)
+
+
+def n_rows(database: Path) -> dict[str, int]:
+    with sqlite3.connect(database) as db:
+        found = {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in store_db.TABLES}
+    db.close()
+    return found
 
 
 async def test_the_oldest_lose_their_texts_beyond_the_bound(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

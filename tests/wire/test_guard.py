@@ -224,7 +224,7 @@ async def test_what_was_sent_in_a_prompts_place_is_shown(serve: Serve, fake: Fak
         assert report["body"]["messages"] == body["messages"]
         assert ("sent" in report) is is_repaired
     system, asked = report["sent"]["messages"]
-    assert system["content"] == "Today is [[date]]."
+    assert system["content"] == "Today is [[env:date]]."
     assert "2026-11-30" in asked["content"]
 
 
