@@ -271,28 +271,32 @@ class _Repair:
                 altered.add(i)
             messages[i] = sent
         if (changed or is_cut or self._recognition.beside) and old.sent is not None:
-            altered |= self._remind(old.sent, messages, changed, returned)
+            altered |= self._remind(old.sent, messages, changed, returned, is_cut=is_cut)
         return altered
 
-    def _remind(self, sent: list[bytes], messages: list[Json], changed: list[int], returned: set[str]) -> set[int]:
+    def _remind(
+        self, sent: list[bytes], messages: list[Json], changed: list[int], returned: set[str], *, is_cut: bool
+    ) -> set[int]:
         """Finds the reminders to be told again; new positions from which one is left out."""
         beside, before = self._recognition.beside, [orjson.loads(blob) for blob in sent]
-        altered = self._told_already(before, messages)
-        told = [*before, *messages[len(before) :]]
+        n = len(before)
+        moved = beside.moved if beside and not is_cut else moved_reminders(before, self._messages, n)
+        altered = self._told_already(moved, n, messages)
+        told = [*before, *messages[n:]]
         new = new_reminders(told, [*(self._messages[i] for i in changed), *(beside.left_out if beside else ())])
-        told_blocks = [block for message in told for block in reminders(message)]
+        blocks = [*(block for message in told for block in reminders(message)), *new]
         said = [block for message in self._said for block in reminders(message)]
-        self._reminders = [*new, *overtaken([*told_blocks, *new], said, returned)]
+        blocks += (lost := [block for block in dict.fromkeys(said) if block not in set(blocks)])
+        self._reminders = [*new, *lost, *overtaken(blocks, said, returned)]
         return altered
 
-    def _told_already(self, before: list[Json], messages: list[Json]) -> set[int]:
-        """Reminders that the client has moved to a new message, and that are still told where they were."""
-        beside, altered = self._recognition.beside, set()
-        moved = Counter(beside.moved if beside else moved_reminders(before, self._messages, len(before)))
-        for i in range(len(before), self._n) if moved else ():
-            bare = without_reminders(messages[i], moved.elements())
+    def _told_already(self, moved: Sequence[str], n_known: int, messages: list[Json]) -> set[int]:
+        """Leaves out reminders that the client has moved to a new message, and that are still told where they were."""
+        left, altered = Counter(moved), set()
+        for i in range(n_known, self._n) if left else ():
+            bare = without_reminders(messages[i], left.elements())
             if bare is not messages[i] and bare["content"]:
-                moved -= Counter(reminders(messages[i])) - Counter(reminders(bare))
+                left -= Counter(reminders(messages[i])) - Counter(reminders(bare))
                 messages[i] = bare
                 altered.add(i)
                 self._repairs.append("reminder")
@@ -335,8 +339,11 @@ class _Repair:
         return [*old.told, (at, values)]
 
     def _newest_asking(self, start: int) -> int | None:
-        """The newest message from `start` on that may bear a note; one of reminders only may go, so another first."""
+        """The newest message from `start` on that may bear a note; one of reminders only may go, so another first,
+        unless reminders are to be told."""
         asking = [i for i in range(self._n - 1, start - 1, -1) if self._messages[i].get("role") in ("user", "tool")]
+        if self._reminders:
+            return asking[0] if asking else None  # behind all others, which may say otherwise
         lasting = (i for i in asking if not only_reminders(self._messages[i]))
         return next(lasting, asking[0] if asking else None)
 

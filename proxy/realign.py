@@ -13,15 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-import xxhash
 
 from policies.append_only import Defaults, aligned, says_nothing
 from policies.message_parts import only_reminders, reminders, size_of
 from policies.reminders import moved_reminders
+from policies.types import DIGEST_BYTES
 from proxy.api.read import ModelRequest, chained
 from proxy.ledger import Ledger
 
 Json = dict[str, Any]
+
+GONE = bytes(DIGEST_BYTES)
+"""In the place of a spelling's digest: the client does not say this message any more, the ledger does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,7 @@ def realigned(
     places, n_shared = found
     own = [_Entry(*each) for each in zip(messages, request.blobs, request.raws, request.normals, strict=True)]
     known = [
-        own[n + place]
-        if place is not None
-        else _Entry(before[i], blob, xxhash.xxh3_128_digest(blob), ledger.normal[n + i])
+        own[n + place] if place is not None else _Entry(before[i], blob, GONE, ledger.normal[n + i])
         for i, (place, blob) in enumerate(zip(places, sent[n:], strict=False))
     ]
     moved = Counter(moved_reminders(before, messages[n:], n_shared))

@@ -27,7 +27,7 @@ from proxy.errors import StoreError
 from proxy.layouts import NO_RULES, LaidBase, opening_of, text_of
 from proxy.ledger import seal_of
 from proxy.lines import Found, Line
-from proxy.realign import Realigned, realigned
+from proxy.realign import GONE, Realigned, realigned
 from proxy.service import Service
 
 log = structlog.get_logger(__name__)
@@ -141,7 +141,7 @@ class Recognition:
         """Whether what comes before the first answer has other reminders than these messages: agents that begin with a
         word alone tell their folder and their files there."""
         opening = takewhile(lambda i: role_of(self._messages[i]) != "assistant", range(self._n_leading, len(raws)))
-        return any(raws[i] != self.request.raws[i] and bool(reminders(self._messages[i])) for i in opening)
+        return any(raws[i] != self.request.raws[i] != GONE and bool(reminders(self._messages[i])) for i in opening)
 
     def _echoes(self, line: Line, shared: int) -> bool | None:
         """Whether the message behind the line's newest prompt is the answer to it; None where that cannot be told."""

@@ -127,7 +127,7 @@ def test_thoughts_that_come_and_go_cost_nothing(again: str | None) -> None:
 def test_thoughts_that_name_a_placeholder() -> None:
     """The client was told the value of that day, and sends it back."""
     talk = Talk(session="s")
-    said = thought("It is [[date]].", "Look at [[date]].")
+    said = thought("It is [[env:date]].", "Look at [[env:date]].")
     told = thought("It is Sun Nov 29 2026.", "Look at Sun Nov 29 2026.")
     one = talk.send([system(), user("x")], reply=said)
     history = [told, user("y")]
@@ -141,9 +141,9 @@ def test_thoughts_that_name_a_placeholder() -> None:
 
 def test_an_interrupted_answer_that_names_a_placeholder() -> None:
     talk = Talk(session="s")
-    talk.send([system(), user("x")], reply=thought("The date [[date]] is known to all.", "Hm."))
+    talk.send([system(), user("x")], reply=thought("The date [[env:date]] is known to all.", "Hm."))
     two = talk.send([system(), user("x"), answer("The date Sun Nov 29 2026 is "), user("more")])
-    assert sent(two)[2] == thought("The date [[date]] is ", "Hm.")
+    assert sent(two)[2] == thought("The date [[env:date]] is ", "Hm.")
 
 
 def test_results_that_are_pruned_late_do_not_hide_the_answer() -> None:
