@@ -76,8 +76,8 @@ async def prepare(service: Service, request: ModelRequest, *, prunes: bool = Fal
     if request.mode == "strict" and found.match in (Match.EDITED, Match.BASE) and not (prunes or repair.declines):
         line = found.line.id if found.line is not None else ""
         raise BrokenLine(
-            f"This request does not extend its conversation: {_where(found)} differs from what was sent before, and "
-            "--mode strict refuses that. Send the history unchanged, or use mode repair.",
+            f"This request does not extend its conversation: {_where(found, request)}, and --mode strict refuses that. "
+            "Send the history unchanged, or use mode repair.",
             await asyncio.to_thread(service.explainer.diverged, line, prepared.request.body),
         )
     service.metrics.repaired(prepared.repairs)
@@ -105,8 +105,12 @@ def _apart(found: Found, kind: Kind) -> Found:
     return Found(None, Match.NEW) if is_aside else found
 
 
-def _where(found: Found) -> str:
-    return f"message {found.shared}" if found.match is Match.EDITED else "its system text or its tools"
+def _where(found: Found, request: ModelRequest) -> str:
+    if found.match is not Match.EDITED:
+        return "its system text or its tools differ from what was sent before"
+    if found.shared >= len(request.body["messages"]):
+        return f"it ends before message {found.shared}, which was sent before"
+    return f"message {found.shared} differs from what was sent before"
 
 
 def _folded(service: Service, request: ModelRequest) -> ModelRequest:

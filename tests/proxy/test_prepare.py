@@ -344,3 +344,18 @@ def test_the_templates_date_is_told() -> None:
 def test_a_prompt_without_a_user_keeps_its_base() -> None:
     prepared = Talk().send([system()])
     assert sent(prepared) == [system()]
+
+
+def test_strict_says_where_a_request_departs() -> None:
+    """In the middle, at an end that was sent on before, or in the base."""
+    history = [system(), user("do"), answer("a"), user("more"), answer("b"), user("on")]
+    for instead, said in (
+        ([*history[:3], user("other"), *history[4:]], "message 3 differs from what was sent before"),
+        (history[:2], "it ends before message 2, which was sent before"),
+        ([{"role": "system", "content": "Another text."}, *history[1:]], "its system text or its tools differ"),
+    ):
+        talk = Talk(session="s", mode="strict")
+        for n in (2, 4, 6):
+            talk.send(history[:n], reply=answer("x"))
+        with pytest.raises(BrokenLine, match=said):
+            talk.ask(instead)
