@@ -336,7 +336,7 @@ class Engines:
         out again. An engine of ours or of a router has others who look after it."""
         if engine.kind != "attached" or engine.wake is not None:
             return
-        log.warning("engine_gone" if props is None else "engine_was_restarted", engine=engine.name)
+        log.warning("engine_gone" if props is None else "engine_may_have_restarted", engine=engine.name)
         if props is None or engine.props is None or not is_same(engine.props, props):
             self.lost_instance(engine, "it was started anew.")
             engine.is_loading = props is not None  # it answers: the next look attaches it

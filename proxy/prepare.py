@@ -288,10 +288,11 @@ class _Repair:
         altered = self._told_already(moved, n, messages)
         told = [*before, *messages[n:]]
         new = new_reminders(told, [*(self._messages[i] for i in changed), *(beside.left_out if beside else ())])
-        blocks = [*(block for message in told for block in reminders(message)), *new]
+        blocks = [block for message in told for block in reminders(message)]
         said = [block for message in self._said for block in reminders(message)]
-        blocks += (lost := [block for block in dict.fromkeys(said) if block not in set(blocks)])
-        self._reminders = [*new, *lost, *overtaken(blocks, said, returned)]
+        lost = set(said) - {*blocks, *new}  # whatever else went wrong
+        new = (*new, *(block for block in dict.fromkeys(said) if block in lost))
+        self._reminders = [*new, *overtaken([*blocks, *new], said, returned)]
         return altered
 
     def _told_already(self, moved: Sequence[str], n_known: int, messages: list[Json]) -> set[int]:
