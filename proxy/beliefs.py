@@ -23,6 +23,9 @@ log = structlog.get_logger(__name__)
 
 RECHECK_SECONDS = 1.0
 """Pause between two comparisons with an engine that is suspected again and again: somebody else uses its slots, too."""
+QUIET_SECONDS = 30.0
+"""The same after one that found all slots but the suspected one as believed: that one's own answers tell what it holds.
+As long as the keeper's between two looks without suspicion."""
 
 
 @dataclass(eq=False)
@@ -35,8 +38,10 @@ class Beliefs:
     renew: Callable[[Engine, Props | None], Awaitable[None]]
     """Told of an attached engine that was started anew between two looks, and what it says of itself now, if it does:
     how it computes, which its files depend on, may be another matter by now."""
-    _suspected: dict[str, int] = field(default_factory=dict)
-    """Suspicions per engine since its comparison began."""
+    _suspected: set[str] = field(default_factory=set)
+    """Engines of which a suspicion has come since their last comparison began."""
+    _urgent: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Of engines that are compared again and again: not to wait with the next comparison."""
     _doubted: set[str] = field(default_factory=set)
     """Engines that may have been started anew."""
     _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -56,20 +61,27 @@ class Beliefs:
         if not engine.has_slots_endpoint and told is not None and is_doubtful:
             self._lost(engine, engine.table.lose_idle())
         if engine.has_slots_endpoint or is_doubtful:
-            self._suspected[engine.name] = self._suspected.get(engine.name, 0) + 1
-            if self._suspected[engine.name] == 1:
+            self._suspected.add(engine.name)
+            if engine.name not in self._urgent:
+                self._urgent[engine.name] = asyncio.Event()
                 self.tasks.spawn(self._recheck(engine), "reconcile")
+            if is_doubtful:
+                self._urgent[engine.name].set()
 
     async def _recheck(self, engine: Engine) -> None:
         """Compares until no suspicion has come during the last comparison and the pause after it."""
+        urgent = self._urgent[engine.name]
         try:
-            seen = 0
-            while seen < self._suspected[engine.name]:
-                seen = self._suspected[engine.name]
-                await self.reconcile(engine)
+            while engine.name in self._suspected:
+                self._suspected.discard(engine.name)
+                urgent.clear()
+                was_wrong = await self.reconcile(engine)
                 await asyncio.sleep(RECHECK_SECONDS)
+                if not was_wrong:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(urgent.wait(), QUIET_SECONDS)
         finally:
-            del self._suspected[engine.name]
+            del self._urgent[engine.name]
 
     async def is_asleep(self, engine: Engine) -> bool:
         """Whether it has put its model away, and what lay in its slots with it. Asking does not wake it."""
@@ -79,12 +91,13 @@ class Beliefs:
         self._lost(engine, engine.table.lose_idle() if asleep else [])
         return asleep
 
-    async def reconcile(self, engine: Engine) -> None:
-        """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected."""
+    async def reconcile(self, engine: Engine) -> bool:
+        """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected.
+        Returns whether there was any."""
         is_doubtful = engine.name in self._doubted
         self._doubted.discard(engine.name)
         if engine.props is None or not engine.ready or not (engine.has_slots_endpoint or is_doubtful):
-            return
+            return False
         before = {
             s.id: (s.n_tokens, s.last_used) for s in engine.table.slots if s.is_idle and s.n_tokens and s.last_used
         }
@@ -92,29 +105,31 @@ class Beliefs:
             props = await engine.client.props()
             if props.is_sleeping:
                 self._lost(engine, engine.table.lose_idle())
-                return
+                return True
             reports = await engine.client.slots() if engine.has_slots_endpoint else []
         except EngineError:
             if is_doubtful and await engine.client.is_gone():
                 await self.renew(engine, None)
-            return
+            return True
         was_renewed = self._is_new(engine, reports, before)
-        for report in reports:
-            self._compare(engine, report, before)
+        n_wrong = sum([self._compare(engine, report, before) for report in reports])
         has_room = any(s.is_idle and not s.n_tokens for s in engine.table.slots)
         if was_renewed or not is_same(engine.props, props) or (is_doubtful and has_room):
             await self.renew(engine, props)
+        return n_wrong > 0 or was_renewed
 
-    def _compare(self, engine: Engine, report: SlotReport, before: dict[int, tuple[int, float]]) -> None:
+    def _compare(self, engine: Engine, report: SlotReport, before: dict[int, tuple[int, float]]) -> bool:
         slot = engine.table.slots[report.id] if report.id < len(engine.table.slots) else None
         is_known = slot is not None and before.get(report.id) == (slot.n_tokens, slot.last_used)
         if slot is None or not is_known or not slot.is_idle or report.is_processing:
-            return
+            return False
         real = report.n_prompt_tokens
         differs = abs(real - slot.n_tokens) > SMALL_TAIL or (real == 0 and slot.n_tokens > 0)
-        if differs and (report.id_task >= 0 or not slot.was_restored):
-            log.warning("slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=real)
-            self._lost(engine, engine.table.correct(slot, real))
+        if not differs or (report.id_task < 0 and slot.was_restored):
+            return False
+        log.warning("slot_differs", engine=engine.name, slot=slot.id, ours=slot.n_tokens, real=real)
+        self._lost(engine, engine.table.correct(slot, real))
+        return True
 
     def _is_new(self, engine: Engine, reports: list[SlotReport], before: dict[int, tuple[int, float]]) -> bool:
         """Whether it has forgotten what it worked on: a slot that answered was never used, or tasks count anew."""

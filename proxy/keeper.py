@@ -98,6 +98,8 @@ class Keeper:
     async def _render_ahead(self, engine: Engine) -> None:
         now = engine.clock()
         due = [s for s in engine.table.slots if not s.is_rendered and now - s.last_used > RENDER_IDLE_SECONDS]
+        if any(now - s.last_used < ROUND_SECONDS for s in engine.table.slots):
+            return  # between two turns of an agent, which are not to wait for it
         if not any(s.is_idle for s in due) or await self._service.engines.beliefs.is_asleep(engine):
             return
         for slot in due:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy import watching
+from proxy import beliefs, watching
 from tests.fakes.http import Answer, Request, Server
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
@@ -117,22 +117,22 @@ async def test_the_same_flags_as_far_as_it_says(serve: Serve, tmp_path: Path) ->
 
 async def test_tasks_that_count_anew(wire: Wire, fake: FakeLlama) -> None:
     """Where each slot has answered since, the numbers of its tasks tell that it was started anew."""
-    beliefs, engine = wire.service.engines.beliefs, wire.service.engines.all[0]
+    ours, engine = wire.service.engines.beliefs, wire.service.engines.all[0]
     renewed = []
 
     async def renew(*args: object) -> None:
         renewed.append(args)
 
-    beliefs.renew = renew
+    ours.renew = renew
     for text in ("one " * 100, "two " * 100):
         await wire.post(CHAT, chat(text))
     await wire.has_slots("idle", "idle")
     for _ in range(2):
-        await beliefs.reconcile(engine)
+        await ours.reconcile(engine)
     assert not renewed
     for slot in fake.slots:
         slot.id_task = 1
-    await beliefs.reconcile(engine)
+    await ours.reconcile(engine)
     assert len(renewed) == 1
 
 
@@ -157,3 +157,21 @@ async def test_a_file_that_the_new_one_refuses_stays(serve: Serve, tmp_path: Pat
 
         await until(is_known)
         assert kept <= {snapshot.id for snapshot in wire.service.store.all()}
+
+
+async def test_a_suspicion_that_was_unfounded(wire: Wire, fake: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a comparison that found nothing the next suspicion waits; what may be a restart does not."""
+    monkeypatch.setattr(beliefs, "RECHECK_SECONDS", 0.01)
+    for text in ("one " * 100, "two " * 100):
+        await wire.post(CHAT, chat(text))
+    await wire.has_slots("idle", "idle")
+    engine = wire.service.engines.all[0]
+    asked = [r.path for r in fake.requests].count("/slots")
+    wire.service.engines.beliefs.suspect(engine)
+    await fake.asked("/slots", asked + 1)
+    for _ in range(3):
+        wire.service.engines.beliefs.suspect(engine)
+        await wire.get("/healthz")
+    wire.service.engines.beliefs.suspect(engine, is_doubtful=True)
+    await fake.asked("/slots", asked + 2)
+    assert [r.path for r in fake.requests].count("/slots") == asked + 2
