@@ -93,7 +93,8 @@ def overhead(options: argparse.Namespace) -> None:
             command = [sys.executable, str(BENCH / "overhead.py"), "--direct", upstream, "--proxy", proxy.base]
             command += ["--pid", str(proxy.facts["pid"])]
             for run in range(1 if options.only else 10):
-                done = subprocess.run([*command, "--turns", "100"], capture_output=True, text=True, check=True)
+                each = ["--turns", "100", "--body-kb", str(100 + run)]  # another one, not the same again
+                done = subprocess.run([*command, *each], capture_output=True, text=True, check=True)
                 print(json.dumps({"requests": 100 * (run + 1)} | json.loads(done.stdout)), flush=True)
         finally:
             proxy.stop()
