@@ -306,3 +306,9 @@ def test_an_unknown_shape_is_named(choices: object) -> None:
     """Text that is no text, a choice that is no object."""
     with pytest.raises(EngineBroken, match="unknown shape"):
         Decoder("chat").feed({"choices": choices})
+
+
+def test_negative_figures() -> None:
+    """They count as nothing: counters only rise."""
+    found = {"cache_n": -1, "prompt_n": -2, "prompt_ms": -1, "predicted_n": -3, "predicted_ms": -0.5}
+    assert Timings.from_json(found) == Timings(0, 0, 0.0, 0, 0.0)

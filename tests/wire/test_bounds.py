@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.llama import FakeLlama
 from tests.fakes.run import Cue
+from tests.servers import until
 from tests.wire.conftest import Serve
 from tests.wire.wire import CHAT, Wire, chat
 
@@ -210,3 +211,21 @@ async def test_one_that_waits_for_its_own_slot_stops_nobody(serve: Serve) -> Non
         assert not second.done()
         hold.set()
         assert [(await post).status_code for post in (first, second)] == [200, 200]
+
+
+async def test_a_lease_comes_back_whatever_fails(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when what an answer means cannot be worked out: the slot serves the next one."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("nobody thought of this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("proxy.exchange.after_answer", fails)
+        for number in range(3):
+            await wire.post(CHAT, chat(f"number {number}"))
+    assert (await wire.post(CHAT, chat("and now"))).status_code == 200
+
+    async def are_free() -> bool:
+        return set(await wire.slots()) <= {"idle", "empty"}
+
+    await until(are_free)
