@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from itertools import islice
+from itertools import islice, takewhile
 
 from policies.message_parts import Message, inner_of, reminders
 
@@ -73,20 +73,18 @@ def overtaken(told: Iterable[str], said: Iterable[str], returned: Set[str] = fro
     order = _newest(said)
     if len(order) > MOST_COMPARED:
         order = dict(islice(order.items(), len(order) - MOST_COMPARED, None))
-    places = _newest(told)
+    read = _newest(told)
     again = []
     for block, at in order.items():
-        mine = places.get(block)
-        if mine is None:
+        if block not in read:
             continue  # not told at all: `new_reminders`
-        later = [other for other in reversed(places) if places[other] > mine][:MOST_COMPARED]
+        later = islice(takewhile(block.__ne__, reversed(read)), MOST_COMPARED)
         if any(
             order.get(other, -1) < at and ((block in returned and other not in order) or _is_version(block, other))
             for other in later
         ):
             again.append(block)
-            places.pop(block)
-            places[block] = max(places.values(), default=0) + 1
+            read[block] = read.pop(block)  # told last
     return tuple(again)
 
 

@@ -41,9 +41,7 @@ class Beliefs:
     _suspected: set[str] = field(default_factory=set)
     """Engines of which a suspicion has come since their last comparison began."""
     _urgent: dict[str, asyncio.Event] = field(default_factory=dict)
-    """Of engines that are compared again and again: not to wait with the next comparison."""
-    _doubted: set[str] = field(default_factory=set)
-    """Engines that may have been started anew."""
+    """Of engines that are compared again and again; set: it may have been started anew, so the next one is due."""
     _newest: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Instance of each engine, and the newest task that it was seen to have worked on: it counts them from 0."""
 
@@ -54,9 +52,7 @@ class Beliefs:
         `is_doubtful`: the connection broke, or nothing at all was found in a slot that should have held a prefix. An
         engine that shows no slots can not be asked about the others then; they are taken to be empty, too.
         """
-        if is_doubtful:
-            self._doubted.add(engine.name)
-        elif not any(s.n_tokens for s in engine.table.slots if s is not told):
+        if not is_doubtful and not any(s.n_tokens for s in engine.table.slots if s is not told):
             return
         if not engine.has_slots_endpoint and told is not None and is_doubtful:
             self._lost(engine, engine.table.lose_idle())
@@ -74,7 +70,6 @@ class Beliefs:
         try:
             while engine.name in self._suspected:
                 self._suspected.discard(engine.name)
-                urgent.clear()
                 was_wrong = await self.reconcile(engine)
                 await asyncio.sleep(RECHECK_SECONDS)
                 if not was_wrong:
@@ -94,8 +89,10 @@ class Beliefs:
     async def reconcile(self, engine: Engine) -> bool:
         """Compares our table with GET /slots; a slot that the engine says is emptier than we believe is corrected.
         Returns whether there was any."""
-        is_doubtful = engine.name in self._doubted
-        self._doubted.discard(engine.name)
+        urgent = self._urgent.get(engine.name)
+        is_doubtful = urgent is not None and urgent.is_set()
+        if urgent is not None:
+            urgent.clear()
         if engine.props is None or not engine.ready or not (engine.has_slots_endpoint or is_doubtful):
             return False
         before = {
@@ -112,7 +109,7 @@ class Beliefs:
                 await self.renew(engine, None)
             return True
         was_renewed = self._is_new(engine, reports, before)
-        n_wrong = sum([self._compare(engine, report, before) for report in reports])
+        n_wrong = sum(self._compare(engine, report, before) for report in reports)
         has_room = any(s.is_idle and not s.n_tokens for s in engine.table.slots)
         if was_renewed or not is_same(engine.props, props) or (is_doubtful and has_room):
             await self.renew(engine, props)

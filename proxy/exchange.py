@@ -309,7 +309,7 @@ class Exchange:
         try:
             await self._send(engine, slot, relay, may_reuse=not (r.fresh or carried.is_tainted))
         except EngineUnreachable:
-            self.service.engines.beliefs.suspect(engine, is_doubtful=True)
+            engine.doubt()
             raise
         finally:
             self.clock.first = relay.first_event

@@ -56,8 +56,8 @@ class Watch:
         elif engine.ready:
             await self._notice_loss()
         else:
-            self._was_silent = self._was_silent or not await engine.client.health()
-            is_start = engine.instance == 0 and not self._was_silent
+            is_start = engine.instance == 0 and not self._was_silent and await engine.client.health()
+            self._was_silent = not is_start
             await self.engines.attach(engine, self.spec, is_start=is_start)
 
     async def _notice_loss(self) -> None:

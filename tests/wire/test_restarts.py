@@ -1,6 +1,8 @@
 """An attached engine that is stopped, started anew or replaced under traffic: nothing of the old one is believed."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,15 @@ async def engine_of(wire: Wire) -> dict[str, Any]:
 async def not_ready(wire: Wire) -> bool:
     """Whether /readyz says so."""
     return (await wire.get("/readyz")).status_code == 503
+
+
+@asynccontextmanager
+async def keeping(serve: Serve, tmp_path: Path, n_slots: int) -> AsyncIterator[tuple[FakeLlama, Wire]]:
+    """An engine whose slot files are kept, and a proxy in front of it."""
+    slots = tmp_path / "engine-slots"
+    slots.mkdir()
+    async with FakeLlama(n_slots=n_slots, slot_dir=slots) as fake:
+        yield fake, await serve(upstream=(f"{fake.url},slots={slots}",))
 
 
 async def test_an_engine_that_dies_under_traffic(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +108,7 @@ async def test_other_flags_after_a_short_restart(is_busy: bool, serve: Serve) ->
 
 async def test_the_same_flags_as_far_as_it_says(serve: Serve, tmp_path: Path) -> None:
     """What its files are known by is found out again: it may compute otherwise (another --rope-freq-base)."""
-    slots = tmp_path / "engine-slots"
-    slots.mkdir()
-    async with FakeLlama(n_slots=2, slot_dir=slots) as fake:
-        wire = await serve(upstream=(f"{fake.url},slots={slots}",))
+    async with keeping(serve, tmp_path, 2) as (fake, wire):
         engine = wire.service.engines.all[0]
         await wire.post(CHAT, chat(LONG))
         saved = fake.saves
@@ -138,10 +146,7 @@ async def test_tasks_that_count_anew(wire: Wire, fake: FakeLlama) -> None:
 
 async def test_a_file_that_the_new_one_refuses_stays(serve: Serve, tmp_path: Path) -> None:
     """A smaller context than that of the engine that wrote it: the engine is asked what it is, the file is kept."""
-    slots = tmp_path / "engine-slots"
-    slots.mkdir()
-    async with FakeLlama(n_slots=1, slot_dir=slots) as fake:
-        wire = await serve(upstream=(f"{fake.url},slots={slots}",))
+    async with keeping(serve, tmp_path, 1) as (fake, wire):
         engine = wire.service.engines.all[0]
         for text in (LONG, "quite another " * 200):  # the second has the first one's slot, and its file
             await wire.post(CHAT, chat(text))
